@@ -99,7 +99,7 @@ def files_of(place: Path) -> list[Path]:
 def mirrors(module: Path) -> list[str]:
     """Return the test files that mirror a module, or else the folder that has them."""
     layer, *algorithm = module.parent.relative_to("vfl_flower").parts
-    stems = [module.stem, *(name.removesuffix("s") for name in algorithm)]
+    stems = [module.stem.strip("_"), *(name.removesuffix("s") for name in algorithm)]
     files = {
         str(file.relative_to(ROOT))
         for place in (ENDS if layer in ENDS else [layer])

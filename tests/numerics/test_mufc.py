@@ -4,6 +4,7 @@ The law of a seeding is computed without error: the draws are replaced by each p
 choice in turn, with its probability as a fraction, on points of whole coordinates.
 """
 
+import math
 from collections import Counter
 from fractions import Fraction
 from itertools import combinations, product
@@ -84,10 +85,6 @@ def train_unlearn(X, removed, forget=unlearn, k=K):
     return forget(X, train(X, [], k=k), np.asarray(removed), k=k)
 
 
-class Fork(Exception):
-    """Raised where a run needs a choice that its script does not have."""
-
-
 @pytest.fixture
 def law_of(monkeypatch):
     """Return a function: {sequence of rows: probability} of a run, as fractions.
@@ -98,26 +95,20 @@ def law_of(monkeypatch):
     def exact_law(run, *args, **options):
         law, scripts = Counter(), [()]
         while scripts:
-            script = scripts.pop()
-            state = {"next": 0, "probability": Fraction(1), "open": []}
+            script, choices, probabilities = scripts.pop(), [], []
 
-            def choose(g, size, rng, script=script, state=state):
+            def choose(g, size, rng, script=script, made=choices, odds=probabilities):
+                """Follow the script; behind its end leave other choices for later."""
                 assert size == 1
-                if state["next"] == len(script):
-                    state["open"] = np.flatnonzero(g).tolist()
-                    raise Fork
-                choice = script[state["next"]]
-                state["next"] += 1
-                state["probability"] *= Fraction(int(g[choice]), int(g.sum()))
+                choice, *others = script[len(made) :] or np.flatnonzero(g).tolist()
+                if len(made) >= len(script):
+                    scripts.extend((*made, other) for other in others)
+                made.append(choice)
+                odds.append(Fraction(int(g[choice]), int(g.sum())))
                 return np.array([choice])
 
             monkeypatch.setattr(mufc, "draw", choose)
-            try:
-                outcome = tuple(run(*args, **options).tolist())
-            except Fork:
-                scripts += [(*script, row) for row in state["open"]]
-            else:
-                law[outcome] += state["probability"]
+            law[tuple(run(*args, **options).tolist())] += math.prod(probabilities)
         monkeypatch.undo()
         assert sum(law.values()) == 1
         return law

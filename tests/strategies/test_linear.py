@@ -295,3 +295,14 @@ def test_a_column_far_from_zero():
     result = CoresetVRLR(SIZE, solver="cg", seed=3).start(grid)
     assert len(result.ledger.waits["linear_coefficients"]) == 2
     assert result.metrics["converged"]
+
+
+@pytest.mark.parametrize("solver", ["cg", "saga"])
+def test_each_iteration_traces_what_remains(solver):
+    """Of proximal gradients; of saga once a pass over the coreset, of three batches."""
+    options = PENALTIES["lasso"] | {"solver": solver, "max_iter": 2, "tol": 1e-12}
+    result = simulate(CoresetVRLR(SIZE, **options), parties(*data()), seed=0)
+    trips, _, remaining = zip(*result.traces["remaining"], strict=True)
+    assert trips[1] - trips[0] == {"cg": 1, "saga": 3}[solver]
+    assert min(remaining) > 0
+    assert len(remaining) == 2

@@ -1212,3 +1212,16 @@ def test_settings_that_the_data_do_not_allow(parties, folder):
     rule = "n_clusters must be at most the 29 rows of all parties, got 30"
     refusal(lambda: train(parties, folder, n_clusters=30), rule)
     assert train(parties, folder, n_clusters=29).model.sizes_.sum() == 29
+
+
+@pytest.mark.parametrize(
+    ("changes", "needs"),
+    [
+        ({}, ("centroids",)),
+        ({"client_training": "init"}, ("rows", "centroids")),
+        ({"min_rows_per_bin": 4}, ("rows", "centroids")),
+        ({"privacy": "none"}, ("rows", "centroids")),
+    ],
+)
+def test_rows_leave_where_a_centroid_may_be_one_or_a_mean_of_few(changes, needs):
+    assert tuple(MUFC(2, 0.1, box="0,1", **changes).terms.needs) == needs
