@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party
-from vfl_flower.clients.coresets import gram, linear
+from vfl_flower.clients.coresets import gram, linear, prediction
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.coresets.sampling import Clustering, WeightedRows
 from vfl_flower.party.party import PartyError
@@ -133,3 +133,22 @@ def test_of_many_rows_some_decide_how_all_are_clipped(party, monkeypatch):
     monkeypatch.setattr(gram, "row_clip", lambda X, *rest: seen.append(X) or np.eye(0))
     gram._gram_columns(party, np.arange(N), np.ones(N), N, intercept=True)
     np.testing.assert_array_equal(seen, [party.X[::6]])
+
+
+def test_a_column_of_a_single_row_is_left_out_and_the_log_names_it(caplog):
+    X = np.zeros((60, 2))
+    X[:, 0], X[5, 1] = np.arange(60) % 7, 1
+    party = Party(X, index=0, columns=["delay", "rare"])
+    columns = gram._gram_columns(party, np.arange(60), np.ones(60), 60, intercept=True)
+    assert columns.left_out == 1
+    assert not columns.A[:, 1].any()
+    assert "columns left out of the model: ['rare']" in caplog.text
+
+
+def test_predictions_of_rows_held_out_are_counted(party):
+    shared = []
+    party.share = lambda rows, kind: shared.append((kind, sorted(rows)))
+    prediction.held_out(party, np.ones(2), 1.0, 0.25, test=True, train=True)
+    test, train = coresets.test_rows(party, 0.25), coresets.training_rows(party, 0.25)
+    assert len(test) == 3
+    assert shared == [("predictions", sorted(rows)) for rows in (test, train)]

@@ -22,7 +22,7 @@ from vfl_flower.clients.mufc.state import ClientState, list_models
 from vfl_flower.numerics.mufc import seed_centroids
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.party import PartyError
-from vfl_flower.protocol.contract import flatten, structure
+from vfl_flower.protocol.contract import ContractError, flatten, structure
 from vfl_flower.secure_aggregation.limbs import join_limbs
 
 MODEL = "0123456789abcdef"
@@ -411,6 +411,14 @@ def test_settings_that_do_not_fit_the_data(north, changes, rule):
     assert not north.state_dir.exists()
     request_changes(north, leave=[MODEL])
     assert rule in refusal(forget, north, leaving=[0], settings=settings)
+
+
+@pytest.mark.parametrize("name", ["local_clusters", "n_clusters"])
+def test_no_request_has_more_clusters_than_a_party_has_time_for(name):
+    values = {"model": MODEL, "key": KEY}
+    bound(mufc_training.train, values | {"settings": agreed(**{name: 2**12})})
+    with pytest.raises(ContractError, match=f"{name}.* at most 4096"):
+        bound(mufc_training.train, values | {"settings": agreed(**{name: 4097})})
 
 
 def test_each_row_must_be_in_the_box(north):

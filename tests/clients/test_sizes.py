@@ -153,10 +153,6 @@ ATTACKS = [
     (fdskl_prediction.answer, holder, "at", {"columns": 1, "size": 0, "at": PREDICTED}),
     (fdskl.angles, second, "send", OF_64 | {"send": ["x"] * 5000, "request": ONE}),
     (kernel_kmeans.gram, begun, "D_1", {"t": 1, "setup": EMBEDDING}),
-    *(
-        (mufc.train, party, name, TRAIN | {"settings": agreed(**{name: 2**12 + 1})})
-        for name in ("local_clusters", "n_clusters")
-    ),
     (mufc.commit, party, "centers", {"version": 1, "run": "a", "centers": CENTERS}),
 ]
 
