@@ -13,6 +13,7 @@ from vfl_flower.strategies import CoresetEvaluation, CoresetPrediction, Removal
 from vfl_flower.strategies.later import check_places, log_clusters
 
 MODEL = "0123abcd"
+FILE = f"predictions-{MODEL}-00000000000000ab.csv"
 
 
 class Connected(list):
@@ -22,31 +23,24 @@ class Connected(list):
 PARTIES = Connected(SimpleNamespace(name=name) for name in ("north", "south"))
 
 
-def finished(strategy, reply, caplog):
-    run, model = Run(0), UsedModel(MODEL)
+@pytest.mark.parametrize("kind", [CoresetPrediction, CoresetEvaluation])
+def test_predictions_stay_where_the_log_says_and_an_evaluation_is_recorded(
+    kind, caplog
+):
+    run, reply = Run(0), {"test_mae": 0.5, "curve_rows": np.array([1, 2])}
     with caplog.at_level("INFO", "vfl_flower"):
-        strategy.finish(PARTIES, run, 1, reply, model)
-    return run, [record.getMessage() for record in caplog.records]
-
-
-def test_predictions_stay_at_the_receiver_where_the_log_says(caplog):
-    run, lines = finished(CoresetPrediction(MODEL), {"test_mae": 0.5}, caplog)
-    assert run.train_metrics[1] == {"rows": 7}
-    file = f"predictions-{MODEL}-00000000000000ab.csv"
-    assert lines == [f"7 predictions are at 'south', in {file} of its state-dir"]
-
-
-def test_an_evaluation_records_its_metrics_and_curves(caplog):
-    reply = {"test_mae": 0.5, "curve_rows": np.array([1, 2])}
-    run, lines = finished(CoresetEvaluation(MODEL), reply, caplog)
-    assert run.train_metrics[1] == {"rows": 7, "test_mae": 0.5}
-    assert (run.curves, lines) == ({"rows": [1, 2]}, [])
-
-
-def test_clusters_stay_at_each_party_where_the_log_says(caplog):
-    with caplog.at_level("INFO", "vfl_flower"):
+        kind(MODEL).finish(PARTIES, run, 1, reply, UsedModel(MODEL))
         log_clusters(PARTIES, MODEL)
-    assert f"in predictions-{MODEL}-00000000000000ab.csv of each party" in caplog.text
+    if kind is CoresetEvaluation:
+        assert run.train_metrics[1] == {"rows": 7, "test_mae": 0.5}
+        assert run.curves == {"rows": [1, 2]}
+    else:
+        assert (run.train_metrics[1], run.curves) == ({"rows": 7}, {})
+        line = f"7 predictions are at 'south', in {FILE} of its state-dir"
+        assert caplog.messages[0] == line
+    assert (
+        caplog.messages[-1] == f"the clusters are in {FILE} of each party's state-dir"
+    )
 
 
 @pytest.mark.parametrize("settings", [{"model_id": "../0123ab"}, {"seed": 1}])
