@@ -231,3 +231,11 @@ def test_refusals_count_before_the_first_message(tmp_path):
         journal.note_refusal(tmp_path)
     with pytest.raises(PartyError, match="max-refusals"):
         journal.check_refusals(tmp_path, consent)
+
+
+@pytest.mark.parametrize("peers", [None, {}])
+def test_rows_of_sums_are_guarded_but_in_one_process(tmp_path, peers):
+    party = Party(np.ones((N, 1)), consent=Consent(peers=peers))
+    with journal_of(tmp_path, 7) as line:
+        line.enter(party)
+    assert (party.row_sets is None) == (peers is None)

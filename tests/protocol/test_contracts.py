@@ -36,7 +36,7 @@ from vfl_flower.protocol.steps import Step
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 
-REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "27")), 4
+REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "27")), 3
 """Examples of each step."""
 
 STEPS: dict[str, Step[..., Any]] = {"hello": answering.hello, **our_steps()}
