@@ -21,6 +21,7 @@ from vfl_flower.party.consent import ALLOW_ALL, MOST_BYTES, Consent, Limit
 from vfl_flower.party.journal import FILE
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.steps import STEPS, Reveals
+from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.keys import encode_key
 from vfl_flower.server.exchange import Exchange
 from vfl_flower.server.parties import Parties
@@ -448,3 +449,16 @@ def test_refusals_run_out(tmp_path):
             pool(parties, range(3))
     with pytest.raises(PartyFailed, match="has refused 5 messages and answers none"):
         Parties(Exchange(grid))
+
+
+@pytest.mark.parametrize(
+    ("least", "parties", "lines"),
+    [
+        (3, 3, []),
+        (3, 2, ["two-parties = true"]),
+        (3, 1, ["min-parties = 1"]),
+        (4, 2, ["min-parties = 2"]),
+    ],
+)
+def test_a_consent_lacks_a_line_for_fewer_parties(least, parties, lines):
+    assert Consent(min_parties=least).lacks(Terms(parties=parties)) == lines
