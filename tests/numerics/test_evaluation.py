@@ -245,3 +245,12 @@ def test_curves_of_large_numbers_do_not_overflow():
     told = evaluation.regression_curve(y, y, 20)
     assert all(np.isfinite(of_bins).all() for of_bins in told.values())
     assert told["true"][0] == pytest.approx(y[9], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [([5.0], (5, 0)), ([0.0, 0.0], (0, 0)), ([1e200, 3e200], (2e200, 1e200))],
+)
+def test_a_mean_and_its_standard_error_by_hand(losses, expected):
+    """Of two losses at 1 from their mean: the deviation 2^(1/2) over 2^(1/2)."""
+    assert evaluation.mean_and_error(np.array(losses)) == pytest.approx(expected)
