@@ -298,6 +298,7 @@ def test_tau_is_the_ratio_of_the_dominating_party():
     assert tau([X, 2 * X, X], rng) == pytest.approx(6 / 4)
     assert tau([X, np.zeros((200, 2))], rng) == 1
     assert tau([np.zeros((200, 2))] * 2, rng) == 1
+    assert tau([np.array([[0.0], [1]]), np.array([[0.0], [3]])], rng) == 10 / 9
 
 
 def test_tau_is_infinite_where_every_party_is_blind_somewhere():

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from unguarded import ATTACKS, REFUSALS
 
@@ -54,3 +55,23 @@ def test_each_guard_has_a_test_that_fails_without_it():
         if guard in REFUSALS:
             assert outcome == "answered", guard
         assert outcome != "passed", guard
+
+
+def test_the_signed_list_of_keys_is_checked_once(monkeypatch):
+    checked, kept = [], []
+    monkeypatch.setattr(guards.identity, "check_list", lambda *of: checked.append(of))
+    memory = SimpleNamespace(
+        lacks_signatures=lambda frame: not kept,
+        credentials=lambda frame: b"listed",
+        keep_signed=lambda: kept.append(True),
+    )
+    call = SimpleNamespace(
+        frame=SimpleNamespace(signed=b"signed", session=7),
+        memory=memory,
+        party=SimpleNamespace(consent=SimpleNamespace(peers={})),
+        step=SimpleNamespace(contract=SimpleNamespace(reply={"rows": None})),
+        keys=(b"", [b"a", b"b"]),
+    )
+    for _ in range(2):
+        guards.check_signatures(call)
+    assert checked == [(b"signed", 7, b"ab", b"listed")]
