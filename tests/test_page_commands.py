@@ -40,7 +40,7 @@ MODEL = "1f0c5d2a9b3e4c71"
 
 PROGRAMS = (
     *("vfl-flower", "python", "flwr", "flower-superlink", "flower-supernode", "make"),
-    *("openssl", "ssh-keygen", "pip", "mkdir", "head", "source", "systemctl", "sudo"),
+    *("ssh-keygen", "pip", "mkdir", "head", "source", "systemctl", "sudo"),
     *("git", "docker", "export", "FLWR_HOME=\\S+ flwr", "printf", "echo"),
 )
 """First words of commands."""
