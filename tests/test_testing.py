@@ -67,15 +67,15 @@ def embedding(k: int, **settings: Any) -> ProtocolStrategy:
 
 
 ROWS = {"clustering": "coreset", "coreset_size": 30, "threshold": 0.5}
-SUMS = {"passes": 2}
+SUMS = {"passes": 3}
 CASES = {
     "central": regression(solver="central", evaluate="full"),
     "central paper": regression(0, solver="central", rounds="paper"),
     "central uniform": regression(0, solver="central", sampling="uniform"),
-    "cg": regression(0, solver="cg", max_iter=2),
+    "cg": regression(solver="cg", max_iter=2),
     "proximal": regression(**LASSO, max_iter=2, sampling="uniform"),
     "saga": regression(solver="saga", max_iter=1, batch_size=40, sampling="uniform"),
-    "gram": regression(0, evaluate="full"),
+    "gram": regression(evaluate="full"),
     "gram dealer": regression(sampling="uniform", dealer="airline"),
     "k-means": vf.CoresetVKMC(3, size=60, seed=1, evaluate="full"),
     "k-means full": vf.CoresetVKMC(3, sampling="full", seed=1),
@@ -85,7 +85,7 @@ CASES = {
     "doubly stochastic": vf.FDSKL(**KERNEL, **STEPS),
     "several holders": vf.FDSKL(**KERNEL, **STEPS),
     "ridge": vf.SecureRidge(**RIDGE),
-    "ridge dealer": vf.SecureRidge(**RIDGE, dealer="airline"),
+    "ridge dealer": vf.SecureRidge(**RIDGE, test_fraction=0.2, dealer="airline"),
     "kernel k-means": embedding(2, **SUMS),
     "kernel k-means chosen": embedding(
         3, choose_clusters=True, kernel="laplacian", **SUMS

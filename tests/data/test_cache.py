@@ -140,9 +140,8 @@ from vfl_flower.data import load_party
 assert load_party(PartySource(data={str(path)!r})).X.tolist() == {expected}
 print(*[m for m in ("pandas", "pyarrow", "scipy", "sklearn") if m in sys.modules])
 """
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed.strip() == ""
 
 
 @pytest.mark.parametrize("ending", [".json", ".X.npy"])
