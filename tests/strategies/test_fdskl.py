@@ -387,13 +387,18 @@ def test_rows_of_each_batch_and_features(settings, labels, batches, features):
     [
         ({"rows": 121, "step": "implicit"}, "at most the 120 labels to .*, got 121"),
         ({"iterations": 10**12}, r"iterations must be .*, got 10{12}$"),
-        ({"features": 31}, "iterations must be at most the 31 features, got 32"),
+        ({"features": 31}, "and at most the 31 features, got 32"),
         ({"budget": 100}, "features must be at least the 32 iterations, and budget"),
     ],
 )
 def test_more_rows_than_labels_or_iterations_than_features(settings, rule):
     with pytest.raises(FederationError, match=rule):
         run(parties(), **DS | EXPLICIT | settings)
+
+
+def test_fewer_iterations_than_label_holders():
+    with pytest.raises(FederationError, match=r"at least 2, .* with labels, .*, got 1"):
+        doubly_stochastic(holders=(0, 2), iterations=1, rows=4)
 
 
 def test_the_label_holder_alone_chooses_the_published_step():

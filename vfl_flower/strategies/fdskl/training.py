@@ -211,9 +211,10 @@ class FDSKL(KernelLearning):
                 f"rows must be at most the {known} labels to train on, got {m}"
             )
         most = self.features or (IMPLICIT_FEATURES if implicit else MOST_FEATURES)
-        if most < T:
+        if not L <= T <= most:
             raise FederationError(
-                f"iterations must be at most the {most} features, got {T}"
+                f"iterations must be at least {L}, one for each party with labels, "
+                f"and at most the {most} features, got {T}"
             )
         batches = [1] * T
         for j, count in enumerate(labels):
