@@ -35,6 +35,8 @@ from vfl_flower.app.report.drawing import Figure
 from vfl_flower.app.server_app import execute
 from vfl_flower.simulation import InProcessGrid
 
+pytestmark = pytest.mark.second
+
 MODEL = "1f0c5d2a9b3e4c71"
 """Number of a model in the pages; in a test it is that of the last training."""
 

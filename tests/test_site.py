@@ -12,6 +12,8 @@ from pages import PAGES, ROOT
 
 import vfl_flower as vf
 
+pytestmark = pytest.mark.second
+
 
 class Loads(HTMLParser):
     """Collects what a browser loads for a page, and the classes and ids in it."""

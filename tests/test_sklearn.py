@@ -67,6 +67,7 @@ CHECKED: dict[BaseEstimator, dict[str, str]] = {
 """Estimators for data of few rows in any box, and which checks they cannot pass."""
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("estimator", CHECKED, ids=lambda e: type(e).__name__)
 def test_scikit_learns_checks(estimator):
     """All pass but those that are listed, and these do not."""

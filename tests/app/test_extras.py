@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.second
+
 COMMANDS = [
     ["--help"],
     ["check", "clinic.csv", "--id-column", "id"],

@@ -59,6 +59,7 @@ def test_it_is_small():
     assert sum(map(len, lines)) < 150
 
 
+@pytest.mark.second
 def test_in_process(installed, rows, tmp_path):
     np.save(tmp_path / "rows.npy", rows)
     paths = [str(tmp_path / "rows.npy"), str(tmp_path / "model.npz")]

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from unguarded import ATTACKS, REFUSALS
 
 from vfl_flower.party import guards
@@ -34,6 +35,7 @@ def test_the_order_after_a_step():
     ]
 
 
+@pytest.mark.second
 def test_each_guard_has_a_test_that_fails_without_it():
     """Without a guard that refuses, the attack gets an answer.
 

@@ -341,6 +341,7 @@ def test_distances_are_those_that_the_numerics_take(pattern, count, monkeypatch)
     assert sum(taken) == data.n * data.k + sum(actual["distances"])
 
 
+@pytest.mark.second
 def test_random_removals_redraw_as_often_as_the_lemma_says(data):
     """1,000 removals of one row, with fixed seeds; five deviations: below 1e-6."""
     runs = [mufc.counted(data, "random", 10, seed) for seed in range(100)]

@@ -30,6 +30,7 @@ def in_words(name, title, note, alt, *_, **__):
     return SimpleNamespace(svg=f'<svg aria-label="{words}"/>'.encode())
 
 
+@pytest.mark.second
 def test_the_pages_have_the_figures_that_were_measured(capsys, monkeypatch):
     monkeypatch.setattr(papers.pictures, "make_figure", in_words)
     run("--check", "fdskl-topologies", "--output-dir", PAGES)

@@ -119,6 +119,7 @@ def test_lines_that_come_at_the_end_are_shown(tmp_path):
     assert shown == ["one\n", "two\n", "results in here\n"]
 
 
+@pytest.mark.second
 def test_refused(tmp_path, monkeypatch):
     """Before it reaches the SuperLink, which is stopped; a process stands for it."""
     made = []
@@ -237,6 +238,7 @@ def test_what_was_started_ends_with_it(probe, tmp_path):
         tool.wait()
 
 
+@pytest.mark.second
 def test_a_command_is_that_of_a_shell(tmp_path, monkeypatch):
     """What it says, with which exit code, and which files it finds."""
     (place := tmp_path / "a place").mkdir()
@@ -257,6 +259,7 @@ def test_a_command_is_that_of_a_shell(tmp_path, monkeypatch):
     assert done.stdout + done.stderr
 
 
+@pytest.mark.second
 def test_a_process_runs_commands_until_it_is_killed(tmp_path):
     """Two at the same time take two; a killed one fails its command alone."""
     with Processes(tmp_path) as processes:
@@ -286,6 +289,7 @@ def test_a_process_runs_commands_until_it_is_killed(tmp_path):
         assert processes.pids() == set()
 
 
+@pytest.mark.second
 def test_stop_finds_orphans_and_kills_the_stubborn(tmp_path, monkeypatch):
     monkeypatch.setattr("vfl_flower.app.deployment.processes.GRACE", 3.0)
     sleep = "[sys.executable, '-c', 'import time; time.sleep(600)']"

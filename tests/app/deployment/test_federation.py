@@ -360,6 +360,7 @@ def test_a_port_that_is_taken(airline, federation):
             assert sentence.startswith(f"port {port} of 127.0.0.1 must be free")
 
 
+@pytest.mark.second
 def test_a_second_coordinator_of_a_folder_changes_nothing(airline, federation):
     words = ("coordinator", federation, "--card", airline / "airline.card")
     holder = "from vfl_flower.app.deployment.federation import *; import sys, time"
@@ -523,6 +524,7 @@ def value_of(text, key):
     return value
 
 
+@pytest.mark.second
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent")
 def test_what_a_command_has_started_ends_with_it_when_it_is_killed(tmp_path):
     """The SuperLink too, which takes a minute to end on SIGTERM while a log is read."""

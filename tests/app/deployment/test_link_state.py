@@ -76,6 +76,7 @@ def on_disk(path):
     return b"".join(file.read_bytes() for file in path.parent.iterdir())
 
 
+@pytest.mark.second
 def test_of_a_superlink_that_has_ended_no_message_is_left(database):
     path, run = database
     forget_messages(path)
