@@ -802,6 +802,8 @@ def test_the_cost_beside_that_of_one_cluster(clustering):
     metrics = simulate(strategy, parties, seed=0).metrics
     assert 0.5 < metrics["explained"] < 1
     assert (metrics["smallest_cluster"], metrics["largest_cluster"]) == (90, 150)
+    said = strategy.shortfalls(metrics | {"explained": 0.0})
+    assert any(text.startswith("the clusters are no better than one") for text in said)
 
 
 # -- k-means by sums -------------------------------------------------------------------

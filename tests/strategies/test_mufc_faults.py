@@ -5,6 +5,7 @@ Whatever happens, the run ends with a reason or q is that of those who take part
 
 import functools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from vfl_flower import FederationError, PartyFailed
 from vfl_flower.clients.mufc.state import list_models
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import MUFC, MUFCStatus
+from vfl_flower.strategies.mufc import training
 from vfl_flower.strategies.mufc.state import ServerState
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
@@ -226,6 +228,13 @@ def test_faulty_replies_end_with_a_sentence(three, server, name):
         assert f"model {number} is saved" in text
         simulate(removal(three, server, number), three)
         check(three, server, number)
+
+
+@pytest.mark.parametrize("sizes", [[20.0, 8.0], [30.0, -1.0]])
+def test_sizes_of_clusters_add_up_to_the_rows(sizes):
+    replies = SimpleNamespace(sums={"sizes": np.array(sizes)})
+    with pytest.raises(FederationError, match="must add up to the 29 rows"):
+        training._sizes(replies, 29)
 
 
 COPIES = "files and models must add up to numbers from 0 .*north, south, west"

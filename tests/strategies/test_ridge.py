@@ -583,6 +583,10 @@ def test_relevance_takes_four_round_trips_more():
     assert result.metrics["cv_score"] < plain.metrics["cv_score"]
 
 
+def test_angles_are_taken_once_where_rows_have_no_distance():
+    assert server._multiple("gaussian", np.zeros(3)) == 1
+
+
 def test_one_turn_where_a_party_deals_or_the_bandwidth_is_given():
     for settings in ({"dealer": "p0"}, {"bandwidth": 1.0}):
         training = strategy(relevance=True, joint_features=16, **settings)
