@@ -142,7 +142,7 @@ def failed(tests: Iterable[str], copied: Path, timeout: float, *options: str) ->
             timeout=timeout,
         )
     except subprocess.TimeoutExpired:
-        return f"more than {timeout:g} seconds"
+        return f"more than {timeout:.0f} seconds"
     if done.returncode not in (0, 1, 2, 4):  # 4: where conftest cannot be imported
         sys.exit(f"no tests in {tests}: {done.stdout}{done.stderr}")
     names = re.findall(r"(?:FAILED|ERROR) (\S+)", done.stdout)
@@ -155,7 +155,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=Path, help="a module or a folder of modules")
-    parser.add_argument("--timeout", type=float, default=600)
+    parser.add_argument(
+        "--timeout", type=float, default=120, help="beyond 4 times the unchanged code"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     rng, copies = random.Random(options.seed), SimpleQueue[Path]()
@@ -173,7 +175,9 @@ def main() -> None:
         copied = copies.get()
         text = (ROOT / module).read_text()
         (copied / module).write_text(mutated(text, node, new))
-        killer = failed(mirrors(module), copied, options.timeout, "-x")
+        tests = mirrors(module)
+        usual = sum(s for test, s in seconds.items() if test.startswith(tuple(tests)))
+        killer = failed(tests, copied, options.timeout + 4 * usual, "-x")
         (copied / module).write_text(text)
         copies.put(copied)
         return killer
@@ -185,6 +189,7 @@ def main() -> None:
         tests = {test for module, _, _ in drawn for test in mirrors(module)}
         if name := failed(tests, first, 3600, "-n", str(options.jobs)):
             sys.exit(f"{name} fails on the unchanged code")
+        seconds: dict[str, float] = json.loads((first / TIMES).read_text())
         copies.put(first)
         for j in range(1, options.jobs):
             copies.put(shutil.copytree(first, Path(folder, str(j))))

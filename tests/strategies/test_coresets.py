@@ -648,3 +648,17 @@ def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_smal
     rule = "size must be at least 172 with solver 'gram', 4 for each column (p0 10, "
     assert str(caught.value).startswith(rule)
     assert str(caught.value).endswith("set size to at least 172")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({}, {"rows", "totals"}),
+        ({"rounds": "paper"}, {"rows", "row-sums", "totals"}),
+        ({"sampling": "uniform"}, {"rows"}),
+        ({"solver": "distdim"}, {"rows", "row-sums", "totals"}),
+    ],
+)
+def test_kinds_that_leave_the_parties(settings, kinds):
+    strategy = CoresetVKMC(n_clusters=2, size=12, **settings)
+    assert {*strategy.terms.needs} == kinds

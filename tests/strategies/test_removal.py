@@ -7,8 +7,10 @@ from forgetting import removal as forgetting
 from later_tasks import made
 
 from vfl_flower import Party, PartyFailed, simulate
+from vfl_flower.clients import removal as steps
 from vfl_flower.clients.mufc.state import ClientState
 from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
 
@@ -142,3 +144,10 @@ def test_the_journal_stays_and_goes_on(tmp_path):
     assert all(path.exists() for path in journals)
     after = [path.stat().st_size for path in journals]
     assert all(a >= b for a, b in zip(after, sizes, strict=True))
+
+
+def test_an_id_has_at_most_32_letters():
+    for step in (steps.find, steps.remove):
+        structure(step.contract.request, {"model": "0" * 32}, {})
+        with pytest.raises(ContractError, match=r"'model' .* 32"):
+            structure(step.contract.request, {"model": "0" * 33}, {})

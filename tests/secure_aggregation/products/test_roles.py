@@ -2,6 +2,7 @@
 
 import pytest
 
+from vfl_flower.secure_aggregation.fixed_point import gram_fixed_point
 from vfl_flower.secure_aggregation.products.roles import Roles
 
 
@@ -18,3 +19,10 @@ def test_joint_columns_are_the_last_and_of_another_use():
     uses = local.deal(session=7), joint.deal(session=7)
     assert [use.owners for use in uses] == [(3, 2), (3, 2, 4)]
     assert [use.action for use in uses] == ["gram of 0 bits", "gram of 16 bits"]
+
+
+@pytest.mark.parametrize("rows", [40, 2**20])
+def test_numbers_of_a_given_fraction_have_the_narrowest_ring(rows):
+    """For numbers up to 64 with a mean square of at most 1.02."""
+    expected = gram_fixed_point(rows, 64.0, 16, square_sum=1.02 * rows)
+    assert Roles(0, 1, [3, 2], rows, fraction=16).numbers == expected
