@@ -36,7 +36,7 @@ LINEAR = {"method": "cg", "n": N, "l2": 0.0, "intercept": True, "test_fraction":
         ({"intercept": True, "clustering": Clustering(2, "lloyd", 2.0)}, EITHER),
         ({"clustering": Clustering(N + 1, "lloyd", 2.0)}, "n_clusters .* 12 .* got 13"),
         ({"intercept": True, "test_fraction": 0.99}, "test_fraction must leave some"),
-        ({"intercept": True, "size": 2**25}, "size must be at most"),
+        ({"intercept": True, "size": 2**12 + 1}, "size must be at most 4096"),
     ],
 )
 def test_totals_that_a_party_refuses(party, arguments, rule):
