@@ -61,6 +61,7 @@ IDS = st.one_of(
 )
 
 
+@pytest.mark.second
 @given(st.lists(IDS, min_size=2, max_size=5))
 @settings(max_examples=30)
 def test_as_pythons_sets(lists):

@@ -267,6 +267,7 @@ def default(request):
     return watch(data(), **(DIRECT if request.param == "direct" else DOUBLY))
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("whole", [False, True])
 def test_linear_attack_is_no_better_than_a_guess_of_the_mean(default, whole):
     """One-sided, over 400 guesses of features: false-alarm rate below 1e-6.

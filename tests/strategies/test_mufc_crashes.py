@@ -33,6 +33,8 @@ from vfl_flower.simulation import simulate
 from vfl_flower.strategies import MUFC
 from vfl_flower.strategies.mufc.state import ServerState
 
+pytestmark = pytest.mark.second
+
 SETTINGS = {"n_clusters": 3, "local_clusters": 2, "gamma": 0.01, "n_init": 1}
 SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
 

@@ -97,6 +97,7 @@ def assert_same(result, other):
     assert trips[0] == trips[1]
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in PLAIN + LIKE])
 def test_killed_anywhere_it_ends_the_same(variant, tmp_path):
     """Between two messages, or after the last one; the SuperNodes get other numbers.
