@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from deviating import RealParties
+from forgetting import agreed
 from forgetting import removal as forgetting
 from later_tasks import made
 
@@ -12,6 +13,7 @@ from vfl_flower.clients.mufc.state import ClientState
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
 
 
@@ -151,3 +153,13 @@ def test_an_id_has_at_most_32_letters():
         structure(step.contract.request, {"model": "0" * 32}, {})
         with pytest.raises(ContractError, match=r"'model' .* 32"):
             structure(step.contract.request, {"model": "0" * 33}, {})
+
+
+def test_the_server_says_that_its_state_is_removed(tmp_path, caplog):
+    state = ServerState.create(tmp_path, "0123abcd", agreed(), ["north"])
+    strategy = MUFCRemoval("0123abcd", server_state=tmp_path)
+    with caplog.at_level("INFO", "vfl_flower"):
+        strategy.remove_at_server()
+        strategy.remove_at_server()
+    assert not state.exists
+    assert caplog.messages == ["the server: the state of model 0123abcd is removed"]
