@@ -96,7 +96,7 @@ def entered(codes: set[CodeType], classes: set[type]) -> set[Definition]:
 
 def read(form: str) -> set[Definition]:
     """Return what one small run of a form enters, in a process without caches."""
-    import vfl_flower as vf
+    import vfl_flower.api as vf
 
     logging.disable()
     rng = np.random.default_rng(0)
