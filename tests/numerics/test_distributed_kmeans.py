@@ -58,11 +58,6 @@ def test_every_draw_is_given_out(costs, extra):
         assert (np.abs(counts - spread - share) < 1 + 1e-6).all()
 
 
-def test_no_spread_or_no_budget_gives_no_draw():
-    np.testing.assert_array_equal(split_budget(np.zeros(3), 9), [0, 0, 0])
-    np.testing.assert_array_equal(split_budget(np.array([1.0, 2.0]), 0), [0, 0])
-
-
 @pytest.mark.parametrize(
     ("costs", "budget", "rule"),
     [

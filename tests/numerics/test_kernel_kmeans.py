@@ -89,24 +89,6 @@ def test_the_iterates_are_those_of_the_dense_algorithm(D_1):
         np.testing.assert_allclose(B @ B.T, Z, atol=1e-11)
 
 
-@pytest.mark.parametrize("parts", [[40], [20, 20], [1, 30, 9]])
-def test_parties_with_the_sum_of_their_grams_do_the_same(parts):
-    X, D, T, s, lam = blobs(40), 12, 5, 3, 1.7
-    cuts = np.cumsum(parts)[:-1]
-    draw = draws(X, D, D)
-    B = [np.empty((n, 0)) for n in parts]
-    for t, iterate in enumerate(pooled_fkkm(draw, T, s, lam), start=1):
-        eta = step_size(t, D, D)
-        A = np.split(draw(t), cuts)
-        W = [stack(a, b, eta) for a, b in zip(A, B, strict=True)]
-        G = sum(w.T @ w for w in W)
-        values, vectors = eigenpairs(G, eta * lam, s)
-        R = embed(values, vectors, eta, lam, s)
-        H = np.vstack([w @ R for w in W])
-        np.testing.assert_allclose(H @ H.T, iterate.H @ iterate.H.T, atol=1e-11)
-        B = [w @ shrink(values, vectors, eta * lam) for w in W]
-
-
 def test_worked_example():
     """At eta = 1/2, lambda = 2: 5 and 1 lose 1; the second is at the cut."""
     values, vectors = np.array([5.0, 1.0]), np.eye(2)

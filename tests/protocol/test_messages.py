@@ -10,7 +10,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from malformed import LARGE, in_bundle
+from malformed import LARGE
 
 from vfl_flower.protocol import messages
 from vfl_flower.protocol.messages import BUNDLE, CorruptMessage, bundle, pack, unpack
@@ -208,8 +208,3 @@ def test_a_bundle_with_another_byte_is_damaged_or_the_same(place, byte):
     except CorruptMessage:
         return
     np.testing.assert_equal(arrived, unpack(message()))
-
-
-def test_a_bundle_in_a_bundle_is_no_message():
-    with pytest.raises(CorruptMessage, match="lacks its record"):
-        unpack(in_bundle(bundle(message())))

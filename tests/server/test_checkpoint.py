@@ -140,10 +140,6 @@ def reply(number):
     return RecordDict({"settings": ConfigRecord({"number": number})})
 
 
-def numbers(replies):
-    return [content["settings"]["number"] for content in replies]
-
-
 def test_replies_are_in_the_order_of_the_nodes(tmp_path):
     """They come in any order, and some twice: from a try that was given up."""
     first = Checkpoint(tmp_path / FILE)
@@ -156,7 +152,8 @@ def test_replies_are_in_the_order_of_the_nodes(tmp_path):
     again = Checkpoint(tmp_path / FILE)
     assert again.nodes() == [11, 12, 13]
     seconds, replies = again.replay("probe", b"digest")
-    assert (seconds, numbers(replies)) == (1.5, [0, 1, 2])
+    numbers = [content["settings"]["number"] for content in replies]
+    assert (seconds, numbers) == (1.5, [0, 1, 2])
     assert again.nodes() == []
     assert again.replay("probe", b"digest") is None
     again.end()
