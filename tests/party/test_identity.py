@@ -28,7 +28,6 @@ from vfl_flower.secure_aggregation.keys import (
     NO_IDENTITY,
     encode_key,
     new_private_key,
-    parse_key,
     public_key,
 )
 
@@ -133,32 +132,6 @@ def test_what_is_no_file_is_refused(folder, tmp_path, kind):
         path.symlink_to(target)
     with pytest.raises(PartyError, match=r"identity\.pem in this party's state-dir"):
         identity.load_identity(folder)
-
-
-# -- a key as text ---------------------------------------------------------------------
-
-
-@given(st.binary(min_size=32, max_size=32).filter(any))
-def test_a_key_as_text_and_back(key):
-    text = encode_key(key)
-    assert len(text) == len("ed25519:") + 43
-    assert parse_key(text) == key
-
-
-TEXT = encode_key(bytes(range(32)))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", TEXT[:-1], TEXT + "A", TEXT + "=", TEXT + "\n", encode_key(NO_IDENTITY)),
-        *(TEXT.removeprefix("ed25519:"), TEXT.replace("ed25519", "x25519")),
-        TEXT[:-1] + "9",  # other bits that stand for no byte
-    ],
-)
-def test_what_is_no_key(text):
-    with pytest.raises(ValueError, match="public key must be 'ed25519:' and 43"):
-        parse_key(text)
 
 
 # -- what is signed --------------------------------------------------------------------
