@@ -141,41 +141,6 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys, caplog):
     assert "This was a dry run" in out
 
 
-def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
-    """By the model's id, which the report of the training gives."""
-    X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(3, 12, 2))
-    mufc = {"strategy": "mufc", "mufc.server-state": str(tmp_path / "server")}
-
-    def run(**config):
-        clients = [
-            Party(own, ids=np.arange(12), name=name, state_dir=tmp_path / name)
-            for own, name in zip(X, "abc", strict=True)
-        ]
-        output = tmp_path / f"runs-{config['task']}"
-        config |= mufc | {"output-dir": str(output)}
-        main(InProcessGrid(clients), context(**config))
-        (report,) = output.glob("*/result.json")
-        ((name, actual),) = json.loads(report.read_text())["results"].items()
-        assert name == config["task"]
-        return actual
-
-    number = run(task="train")["model_id"]
-    assert f"model {number}, version 1, can forget" in capsys.readouterr().out
-    (tmp_path / "a" / "forget.txt").write_text("1\n2")
-    (tmp_path / "b" / "forget.txt").write_text("3")
-    (tmp_path / "c" / "leave.txt").write_text(number)
-    for task, more, rows in (
-        ("unlearn", {}, 33),
-        ("forget-client", {"mufc.clients": "c"}, 21),
-    ):
-        actual = run(task=task, **{"model-id": number}, **more)
-        assert actual["model_id"] == number
-        assert actual["metrics"]["1"]["rows"] == rows
-    assert f"model {number}, version 3, can forget" in capsys.readouterr().out
-    kept = (tmp_path / "a" / f"predictions-{number}.csv").read_text().split()
-    assert [line.split(",")[0] for line in kept[1:]] == ["0", *map(str, range(3, 12))]
-
-
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [

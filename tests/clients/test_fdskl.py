@@ -552,21 +552,14 @@ def test_steps_that_are_asked_too_early(call):
     assert not party.remembered()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [lambda party: ask(party), lambda party: fdskl.start(party, 0.0, SETUP, IMPLICIT)],
-)
-def test_a_model_is_trained_once_in_a_run(call):
-    with pytest.raises(PartyError, match="has its model already"):
-        call(fitted()[0])
-    with pytest.raises(PartyError, match="has its model already"):
-        call(predicting())
-
-
-@pytest.mark.parametrize("call", [lambda party: fdskl.fit(party), iterate])
-def test_a_run_that_predicts_trains_nothing(call):
-    with pytest.raises(PartyError, match="this run only predicts"):
-        call(predicting())
+def test_a_model_is_trained_once_in_a_run_and_not_where_it_predicts():
+    for call in (ask, lambda party: fdskl.start(party, 0.0, SETUP, IMPLICIT)):
+        for party in (fitted()[0], predicting()):
+            with pytest.raises(PartyError, match="has its model already"):
+                call(party)
+    for call in (fdskl.fit, iterate):
+        with pytest.raises(PartyError, match="this run only predicts"):
+            call(predicting())
 
 
 @pytest.mark.parametrize(
@@ -583,12 +576,13 @@ def test_a_run_that_predicts_trains_nothing(call):
         ({"shared": replace(SHARED, kept=[])}, r"shared\.kept must be"),
         ({"shared": replace(SHARED, kept=[2])}, r"shared\.kept must be"),
         ({"shared": replace(SHARED, kept=[3])}, r"shared\.kept must be"),
+        ({"shared": replace(SHARED, kept=[1]), "bits": 16}, "bits must be 64 with shared"),
     ],
 )
 def test_a_setup_that_does_not_fit_the_party(setup, rule):
     party = a_party(2, labels(), allow_plain=True)
     with pytest.raises(PartyError, match=rule):
-        ask(party, bits=64, **setup)
+        ask(party, **{"bits": 64} | setup)
     assert not party.remembered()
 
 
@@ -617,11 +611,6 @@ def test_the_setup_is_the_same_in_the_whole_run(change):
 def test_requests_for_other_angles(stop, bits, send, settings, rule):
     with pytest.raises(PartyError, match=rule):
         ask(a_party(0), tuple(range(12)) * 10, bits, stop, send, **settings)
-
-
-def test_shared_features_have_angles_of_64_bits():
-    with pytest.raises(PartyError, match="bits must be 64 with shared"):
-        ask(a_party(0, allow_plain=True), shared=replace(SHARED, kept=[1]))
 
 
 @pytest.mark.parametrize("rows", [[1], [1, 4], [1, 4] * 20, [*range(6), 0]])

@@ -259,7 +259,7 @@ def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
 
 
 def test_a_model_has_one_line_and_a_party_without_state_is_named(tmp_path):
-    """Of all its tasks: a training, a removal that fails, and one that does not."""
+    """Of all its tasks: a training, a removal that fails, and two that do not."""
     rng, out, keep = np.random.default_rng(0), tmp_path / "out", tmp_path / "kept"
     given = ["--id-column", "id", "--set", f"output-dir={out}"]
     given += ["--set", f"mufc.server-state={tmp_path / 'server'}"]
@@ -270,19 +270,29 @@ def test_a_model_has_one_line_and_a_party_without_state_is_named(tmp_path):
     code, text = call("simulate", "mufc", *given, "--state-dir", keep)
     assert code == 0, text
     (number,) = (path.stem for path in (tmp_path / "server").glob("*.sqlite"))
+    assert f"model {number}, version 1, can forget" in text
     given += ["--set", f"model-id={number}", "--task"]
-    for task in (["unlearn"], ["forget-client", "--set", "mufc.clients=c"]):
+    tasks = ["unlearn"], ["forget-client", "--set", "mufc.clients=c"]
+    for task in tasks:
         code, text = call("simulate", "mufc", *given, *task)
         assert code == 1
         assert re.search(r"run failed: party '[abc]' failed .* no state-dir", text)
     (keep / "b" / "forget.txt").write_text("3\n")
-    code, text = call("simulate", "mufc", *given, "unlearn", "--state-dir", keep)
-    assert code == 0, text
+    (keep / "c" / "leave.txt").write_text(number)
+    for task, rows in zip(tasks, (59, 39), strict=True):
+        code, text = call("simulate", "mufc", *given, *task, "--state-dir", keep)
+        assert code == 0, text
+        (result,) = out.glob(f"*/model-{task[0]}.npz")
+        report = json.loads(result.with_name("result.json").read_text())["results"]
+        assert report[task[0]]["metrics"]["1"]["rows"] == rows
+        assert report[task[0]]["model_id"] == number
+    kept = pd.read_csv(keep / "b" / f"predictions-{number}.csv")
+    assert kept["id"].tolist() == [i for i in range(20) if i != 3]
     code, text = call("models", "list", "--output-dir", out)
     assert "1 model in" in text
     (line,) = (line for line in text.splitlines() if number in line)
-    assert "train, unlearn" in line
-    assert sorted(out.glob("*/model-*.npz"))[-1].parent.name in line
+    assert "train, unlearn, forget-client" in line
+    assert result.parent.name in line
 
 
 # -- run -------------------------------------------------------------------------------
