@@ -207,12 +207,6 @@ def test_rows_of_small_clusters_count_as_told():
     assert clustering._revealed_by(H[[5]], H, clusters).tolist() == [5, 27, 28, 29]
 
 
-def test_a_sample_needs_clusters_of_the_party_s_own():
-    asked = summed()[0]
-    with pytest.raises(PartyError, match="own clusters must be made before"):
-        clustering.sample(asked, 5)
-
-
 def test_a_product_with_no_vector():
     assert client.product(begun(), VECTORS[:, :0], 1)["product"].shape == (6, 0)
 
@@ -296,7 +290,18 @@ def starts(step=client.gram, *, seed=SEED, R=None, t=1, **changes):
     return lambda asked: step(asked, t=t, R=R, setup=setup, seed=seed)
 
 
+def with_sum():
+    return summed()[0]
+
+
+def passing(**values):
+    return lambda asked: clustering.lloyd(
+        asked, **{"centers": np.zeros((1, 1, 2))} | values
+    )
+
+
 OUT_OF_ORDER = "earlier step"
+TOGETHER = "last and sizes must come together"
 REFUSED = [
     (greeted, lambda p: client.gram(p, 1, setup=SETUP), OUT_OF_ORDER),
     (greeted, lambda p: client.expand(p, np.ones(D_1)), OUT_OF_ORDER),
@@ -348,6 +353,14 @@ REFUSED = [
     (begun, lambda p: clustering.sample(p, 2), "must be made before"),
     (begun, lambda p: clustering.assign(p, np.ones((2, 2))), "must be made before"),
     (embedded, lambda p: clustering.assign(p, np.ones((2, 3))), "centers must have"),
+    # k-means by sums.
+    (with_sum, lambda p: clustering.sample(p, 5), "own clusters must be made before"),
+    (with_sum, lambda p: clustering.embed(p, R), "the embedding must be made once"),
+    (ready, passing(), "the embedding must be made before"),
+    (with_sum, passing(centers=np.zeros((1, 1, 3))), "centers must have 2 .*, got 3"),
+    (with_sum, passing(centers=np.zeros((2**17 + 1, 1, 2))), "at most 131072 of"),
+    (with_sum, passing(last=np.zeros((1, 1, 2))), TOGETHER),
+    (with_sum, passing(sizes=np.ones((1, 1), int)), TOGETHER),
 ]
 
 
@@ -408,8 +421,6 @@ def test_the_sum_of_the_embedding():
     asked, sum_h, product = summed()
     np.testing.assert_allclose(sum_h, product.sum(axis=0) / math.sqrt(D_1), atol=1e-12)
     np.testing.assert_allclose(asked.recall(State).H.sum(axis=0), sum_h)
-    with pytest.raises(PartyError, match="the embedding must be made once"):
-        clustering.embed(asked, np.ones((D_1, 2)))
 
 
 def test_a_pass_says_the_same_where_it_is_asked_for_again():
@@ -428,26 +439,6 @@ def test_a_pass_says_the_same_where_it_is_asked_for_again():
     asked.private_draws, asked.run_secret = True, bytes(32)
     secret = clustering.lloyd(asked, centers, centers, sizes)
     assert (first["sums"] != secret["sums"]).all()
-
-
-@pytest.mark.parametrize(
-    ("values", "rule"),
-    [
-        ({"centers": np.zeros((1, 1, 3))}, "centers must have 2 numbers each, got 3"),
-        ({"centers": np.zeros((2**17 + 1, 1, 2))}, "centers must be at most 131072 of"),
-        ({"last": np.zeros((1, 1, 2))}, "last and sizes must come together"),
-        ({"sizes": np.ones((1, 1), int)}, "last and sizes must come together"),
-    ],
-)
-def test_a_pass_that_cannot_be(values, rule):
-    asked, _, _ = summed()
-    with pytest.raises(PartyError, match=rule):
-        clustering.lloyd(asked, **{"centers": np.zeros((1, 1, 2))} | values)
-
-
-def test_a_pass_needs_the_embedding():
-    with pytest.raises(PartyError, match="the embedding must be made before"):
-        clustering.lloyd(party(), np.zeros((1, 1, 2)))
 
 
 @pytest.mark.parametrize(

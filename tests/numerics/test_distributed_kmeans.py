@@ -207,15 +207,6 @@ def test_all_rows_in_the_budget_is_plain_k_means():
     assert cost(X, centers) == pytest.approx(best)
 
 
-def test_duplicated_rows_at_all_parties():
-    """Four distinct rows in all: the centres are these, and the cost is 0."""
-    X = np.repeat(mixture(4, 3, spread=6.0), 75, axis=0)
-    points, weights, costs = union(parties_of(X), 4, 40, np.random.default_rng(0))
-    assert not costs.any()
-    centers = combine(points, weights, 4, np.random.default_rng(0))
-    assert cost(X, centers) < 1e-20
-
-
 def test_combine_leaves_out_points_without_a_positive_weight():
     """Points 0 and 1 weigh 3 and 1: mean 1/4, with -2 and 0 at 50 and 90 left out."""
     points = np.array([[0.0], [50.0], [1.0], [90.0]])

@@ -11,24 +11,6 @@ from vfl_flower.numerics.fdskl import base_scores, dsg_update, implicit_step, st
 from vfl_flower.numerics.kernel_solvers import LOSSES
 
 
-def test_three_steps_by_hand():
-    r"""Square loss, gamma = 1/4, lambda = 1/5: earlier alphas shrink by 0.95.
-
-    t = 1: f = 0, y = 1, L' = 2 (0 - 1) = -2, phi = 1: alpha = 1/4 * 2 * 1 = 0.5.
-    t = 2: phi_1(x) = 1, so f = 0.5; y = -1, L' = 3, phi_2 = -1: alpha_2 = 0.75, and
-    alpha_1 = 0.475.
-    t = 3: phi_1 = 0.8, phi_2 = 0.4, so f = 0.38 + 0.3 = 0.68; y = 1, L' = -0.64,
-    phi_3 = 0.5: alpha_3 = 0.08; alpha_1 = 0.45125, alpha_2 = 0.7125.
-    """
-    alpha = np.zeros((0, 1))
-    for phi, y in (([1.0], 1), ([1.0, -1.0], -1), ([0.8, 0.4, 0.5], 1)):
-        f, last = np.array(phi[:-1]) @ alpha, np.array([phi[-1:]])
-        given = alpha, last, f[None], np.array([[y]])
-        old, new = dsg_update(*given, "square", 0.25, 0.2)
-        alpha = np.vstack([old, new])
-    np.testing.assert_allclose(alpha[:, 0], [0.45125, 0.7125, 0.08], rtol=1e-14)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_one_instance_and_one_feature_is_algorithm_1(loss):
     """50 iterations against the paper's loop over scalars, each coefficient."""

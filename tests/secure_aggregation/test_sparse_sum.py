@@ -133,19 +133,6 @@ def test_worked_example():
     assert counts.tolist() == [3, 6, 3]
 
 
-@pytest.mark.parametrize("field", ["hash", "paper"])
-def test_clients_without_rows(field):
-    code = SparseSum(2, 2, n_columns=3, n_values=4, key=KEY, field=field)
-    empty = code.encode(np.zeros((0, 3), dtype=int), np.zeros(0, dtype=int))
-    assert not empty.any()
-    bins, counts = code.decode(total_of([empty, empty]), n=0)
-    assert bins.shape == (0, 3)
-    assert counts.shape == (0,)
-    one = np.array([[3, 0, 1]]), np.array([7])
-    bins, counts = code.decode(total_of([empty, code.encode(*one)]), n=7)
-    assert (bins.tolist(), counts.tolist()) == plain_sum([one])
-
-
 @pytest.mark.parametrize(
     ("n_columns", "n_values", "n_words"),
     [

@@ -74,11 +74,6 @@ def test_a_file_that_is_no_card(written, change, rule):
     assert "\n" not in str(raised.value).split(": ", 1)[0]
 
 
-def test_no_file(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        Card.load(tmp_path / "x.card")
-
-
 @pytest.mark.parametrize("what", ["name", "identity", "supernode"])
 def test_two_cards_of_one_party(tmp_path, what):
     one, other = card(), card("weather", 2)

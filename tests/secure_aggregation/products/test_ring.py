@@ -69,13 +69,6 @@ def test_float64_sums_are_carried_before_they_lose_bits(bits, monkeypatch):
     assert (product(left, block.repeat(3, 0), bits) == 12).all()
 
 
-def test_limbs_add_up_to_the_element():
-    values = elements(np.random.default_rng(1), (3, 5), 49, False)
-    parts = ring.split(values, 49)
-    total = sum(part.astype(object) * 2 ** (17 * i) for i, part in enumerate(parts))
-    assert (total == values.astype(object)).all()
-
-
 def test_the_largest_block_of_the_largest_elements_is_exact_product():
     # All ones in the lowest limb: the float64 sum is just below 2^53.
     block = np.full((ring._TERMS, 1), 2**34 - 1, "<u8")

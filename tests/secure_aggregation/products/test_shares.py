@@ -44,16 +44,6 @@ def test_bytes_that_are_no_elements_are_refused(data, bits, rule):
         shares.unpack(data, bits, (2,))
 
 
-@law
-@given(st.sampled_from(WIDTHS), st.integers(0, 99))
-def test_shares_add_up_to_what_is_shared(bits, seed):
-    deal = dataclasses.replace(DEAL, bits=bits)
-    columns = uniform_elements(np.random.default_rng(seed), (3, 2), bits)
-    second = deal.elements(SEED, "columns", 5, (3, 2))
-    first = shares.subtract(columns, second, bits)
-    assert np.array_equal(shares.add(first, second, bits=bits), columns)
-
-
 def test_every_use_name_block_and_seed_has_its_own_elements():
     deals = [DEAL, *OTHERS]
     drawn = [

@@ -36,7 +36,6 @@ from vfl_flower.secure_aggregation.products.triples import (
     hide_columns,
     hide_rows,
     open_gram,
-    symmetric,
     upper,
 )
 
@@ -200,12 +199,6 @@ def test_masks_are_made_block_by_block(work):
         tracemalloc.stop()
     # Ten more blocks of a mask are 10 * 1024 * (8 + 40) * 8 bytes, nearly 4 MB.
     assert peaks[1] - peaks[0] < 1e6
-
-
-def test_a_triangle_is_half_of_a_symmetric_matrix():
-    matrix = np.array([[1, 2, 3], [2, 4, 5], [3, 5, 6]], "<u8")
-    assert upper(matrix).tolist() == [1, 2, 3, 4, 5, 6]
-    assert np.array_equal(symmetric(upper(matrix), 3), matrix)
 
 
 # -- hidden ----------------------------------------------------------------------------
