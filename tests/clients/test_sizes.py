@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from forgetting import agreed
 
 from vfl_flower import Party
 from vfl_flower.clients.coresets import linear
@@ -19,7 +20,6 @@ from vfl_flower.clients.fdskl import state
 from vfl_flower.clients.fdskl import training as fdskl_training
 from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
 from vfl_flower.clients.mufc import training as mufc
-from vfl_flower.clients.mufc.settings import TrainingSettings
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, flatten, structure
 
@@ -82,21 +82,6 @@ def begun():
     return asked
 
 
-def embedding(**changes):
-    settings = {"kernel": "gaussian", "gamma": 0.1}
-    return kernel_kmeans.Setup(**settings | {"D": 20, "D_1": 20} | changes)
-
-
-def agreed(**changes):
-    settings = {
-        **{"n_clusters": 3, "local_clusters": 3, "gamma": 0.01, "n_init": 1},
-        **{"lower": np.full(D, -9.0), "upper": np.full(D, 9.0)},
-        **{"server_points": "uniform", "client_training": "init"},
-        **{"privacy": "scma", "field": "hash"},
-    }
-    return TrainingSettings(**settings | changes)
-
-
 second, labelled = partial(party, 1), partial(training, 0)
 holder, other = partial(trained, 0), partial(trained, 1)
 
@@ -112,7 +97,8 @@ WIDE = np.zeros((2**20, D), np.float16)
 COUNT, ANGLES = np.array([2**25]), {0: np.zeros(256 * (N + 1), np.uint16)}
 CLUSTERING = coresets.Clustering(1025, "lloyd", 2.0)
 PREDICTED = state.SummedRows(MANY[: 2**20], np.zeros(2**26, np.uint16))
-EMBEDDING, CENTERS = embedding(D_1=2**12 + 1), np.zeros((2**12 + 1, D))
+EMBEDDING = kernel_kmeans.Setup("gaussian", gamma=0.1, D=20, D_1=2**12 + 1)
+CENTERS = np.zeros((2**12 + 1, D))
 
 ATTACKS = [
     (coresets.totals, party, "size", ALL | {"size": 2**25, "intercept": True}),
@@ -177,8 +163,10 @@ def test_a_sparse_sum_has_a_bound():
     """Each of these numbers is a sum over all centroids of the party."""
     asked = party()
     asked.n_parties = 100
+    box = {"lower": np.array(-9.0), "upper": np.array(9.0)}
+    settings = agreed(local_clusters=2**12, **box)
     with pytest.raises(PartyError, match="local_clusters must be lower"):
-        ask(mufc.train, asked, **TRAIN, settings=agreed(local_clusters=2**12))
+        ask(mufc.train, asked, **TRAIN, settings=settings)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(2 * N, 2**40), (2**22, 1), (2**21, 2)])

@@ -199,12 +199,8 @@ def ask(parties: Parties, name: str, to: int, **values: Any) -> Replies[Part]:
 
 
 def read(parties: Parties, **sealed: Sealed) -> dict[str, Any]:
+    """Let the party that sums are for tell what they are: `up_2` goes in `up`."""
     (to,) = {part.to for part in sealed.values()}
-    return flatten(parties.ask_one(to, reading, **nested(sealed)))
-
-
-def nested(sealed: Mapping[str, Sealed]) -> dict[str, Any]:
-    """Return sealed sums as the parameters of `reading`: `up_2` is in `up`."""
     values: dict[str, Any] = {}
     for name, value in sealed.items():
         kind, underscore, number = name.partition("_")
@@ -212,7 +208,7 @@ def nested(sealed: Mapping[str, Sealed]) -> dict[str, Any]:
             values.setdefault(kind, {})[int(number)] = opened(value)
         else:
             values[name] = opened(value)
-    return values
+    return flatten(parties.ask_one(to, reading, **values))
 
 
 def relay(
@@ -687,19 +683,14 @@ def test_a_message_that_was_forged_on_its_way(change, words, clock, caplog):
     assert len(caplog.messages) == 1
 
 
-def misleading(key: str, told: Any) -> Forging:
-    """Return a server that tells parties other receivers, by a function of each."""
-
-    def change(values: dict[str, Any], frame: dict[str, Any]) -> None:
-        frame[key] = told(frame["index"])
-
-    return Forging(some(), change, key)
-
-
 @pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
 def test_a_server_that_tells_each_of_another_receiver_gets_noise(name, clock):
     """No party would put its pad on: so the masks bind the receiver."""
-    grid = misleading("to.part", lambda index: (index + 1) % 3)
+
+    def change(values, frame):
+        frame["to.part"] = (frame["index"] + 1) % 3
+
+    grid = Forging(some(), change, "to.part")
     sealed = ask(greet(grid), name, 1, size=2**15).sealed["part"]
     adding = group(name, 2.0**10, 3)
     bare, _ = adding.encode(pooled(range(3), "part", 2**15, bits_of(name)))

@@ -102,14 +102,10 @@ class Watched(InProcessGrid):
                 shutil.copytree(party.state_dir, folder)
         context = serde.context_to_proto(self._contexts[node])
         number = super()._push(message)
-        action = action_of(message)
+        action = message.metadata.message_type.partition(".")[2]
         sent = serde.message_to_proto(message)
         self.moments.append(Moment(action, party, sent, context, folder))
         return number
-
-
-def action_of(message: Message) -> str:
-    return message.metadata.message_type.partition(".")[2]
 
 
 @cache
