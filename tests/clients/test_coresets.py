@@ -87,12 +87,6 @@ def test_weights_that_no_coreset_has(weight):
         structure(linear.start.contract.request, coreset | LINEAR, dict(SIZES))
 
 
-def test_a_coreset_comes_whole():
-    values = {"coreset.rows": ROWS, **LINEAR}
-    with pytest.raises(ContractError, match="coreset: 'weights' is missing"):
-        structure(linear.start.contract.request, values, dict(SIZES))
-
-
 def test_row_numbers_that_are_truth_values(party):
     """NumPy takes an index of truth values as a mask; here they are rows 1, 0 and 1."""
     rows = np.array([True, False, True])

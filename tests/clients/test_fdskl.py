@@ -106,17 +106,6 @@ def test_the_median_of_other_than_1000_distances_is_refused(count):
         structure(angle_sums.bandwidth.contract.request, given, {})
 
 
-@pytest.mark.parametrize(
-    ("given", "missing"),
-    [({"at.rows": np.zeros(1)}, "angles"), ({"done.rows": np.zeros(1)}, "scores")],
-)
-def test_rows_come_with_what_was_summed_of_them(given, missing):
-    values = {name: rows.astype(np.uint8) for name, rows in given.items()}
-    values |= {"columns": 1, "size": 0}
-    with pytest.raises(ContractError, match=f"'{missing}' is missing"):
-        structure(fdskl_prediction.answer.contract.request, values, {"n_rows": 9})
-
-
 # -- angles ----------------------------------------------------------------------------
 
 

@@ -124,13 +124,19 @@ def server(tmp_path):
 
 def test_a_party_that_has_left_has_its_log_and_answers_nothing_else(folder, party):
     tags, began = party.tag(IDS), datetime.now(UTC).replace(microsecond=0)
-    gone = {"removed": tags[2:3], "kind": "unlearn", "redrawn": True}
-    party.stage(2, tags[3:5], np.array([30, 9]), **gone)
+    ((key,),) = execute(party, "SELECT tag_key FROM about")
+    kind = {"kind": "unlearn", "redrawn": True}
+    party.stage(2, tags[3:5], np.array([30, 9]), tags[2:3], **kind)
     party.settle(2)
+    party.stage(3, tags[3:5], np.array([29, 7]), tags[8:11], **kind)
+    gone = [key, b"s3ttings", *tags[:2], *tags[3:]]
+    assert all(part in bytes_of(folder) for part in gone)
     party.wipe()
-    before = bytes_of(folder)
+    left = bytes_of(folder)
+    assert not [part for part in gone if part in left]
+    assert tags[2] in left  # in the log
     party.wipe()
-    assert bytes_of(folder) == before
+    assert bytes_of(folder) == left
     log = party.log()
     assert [(e["kind"], e["version"], e["redrawn"], e["tags"]) for e in log] == [
         ("train", 1, True, []),
@@ -274,22 +280,6 @@ def test_known_tags_are_those_of_training():
 
 
 # --- Nothing of what is gone
-
-
-def test_who_leaves_keeps_the_log_alone(folder, party):
-    tags = party.tag(IDS)
-    sizes = np.array([10, 20, 9])
-    party.stage(2, tags[:3], sizes, tags[7:8], kind="unlearn", redrawn=False)
-    party.settle(2)
-    party.stage(3, tags[:3], sizes - 1, tags[8:11], kind="unlearn", redrawn=False)
-    ((key,),) = execute(party, "SELECT tag_key FROM about")
-    before = bytes_of(folder)
-    gone = [key, b"s3ttings", *tags[:7], *tags[8:]]
-    assert all(part in before for part in gone)
-    party.wipe()
-    after = bytes_of(folder)
-    assert not [part for part in gone if part in after]
-    assert tags[7] in after  # in the log
 
 
 def pairs_of(bins):

@@ -22,7 +22,6 @@ from vfl_flower.numerics.kernel_kmeans import (
     moments,
     movement,
     shrink,
-    stack,
     step_size,
     variances,
 )
@@ -87,17 +86,6 @@ def test_the_iterates_are_those_of_the_dense_algorithm(D_1):
         Z = positive_part(R, eta * lam)
         B = iterate.W @ shrink(iterate.values, iterate.vectors, eta * lam)
         np.testing.assert_allclose(B @ B.T, Z, atol=1e-11)
-
-
-def test_worked_example():
-    """At eta = 1/2, lambda = 2: 5 and 1 lose 1; the second is at the cut."""
-    values, vectors = np.array([5.0, 1.0]), np.eye(2)
-    np.testing.assert_allclose(shrink(values, vectors, 1.0), [[math.sqrt(4 / 5)], [0]])
-    np.testing.assert_allclose(
-        embed(values, vectors, 0.5, 2.0, 2), np.diag([math.sqrt(6 / 5), math.sqrt(2)])
-    )
-    W = stack(np.array([[2.0, 4.0]]), np.array([[3.0]]), 1 / 3)
-    np.testing.assert_allclose(W, np.array([[2, 4, 6]]) / math.sqrt(6))
 
 
 def test_eigenpairs_leave_out_zeros_and_keep_what_is_asked_for():

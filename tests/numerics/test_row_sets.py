@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from vfl_flower.numerics.row_sets import (
-    BLOCKS,
-    block_sums,
-    most_leverage,
-    sure_number,
-    text_tags,
-)
+from vfl_flower.numerics import row_sets
 
 
 def test_a_tag_is_two_high_halves_of_a_sum_over_the_letters():
@@ -24,16 +18,16 @@ def test_a_tag_is_two_high_halves_of_a_sum_over_the_letters():
 
     m, m2 = coefficients.tolist()
     expected = [high(m, text) << 32 | high(m2, text) for text in texts]
-    assert text_tags(texts, coefficients).tolist() == expected
+    assert row_sets.text_tags(texts, coefficients).tolist() == expected
     assert expected[2] == expected[3]  # letters beyond the coefficients do not count
 
 
 def test_sums_of_blocks():
-    mask = np.arange(2 * BLOCKS + 3) % 2 == 0  # rows 0, 2, ..., 514: 258 rows
-    assert block_sums(mask)[:4].tolist() == [3, 0, 3, 0]
+    mask = np.arange(2 * row_sets.BLOCKS + 3) % 2 == 0  # rows 0, 2, ..., 514: 258 rows
+    assert row_sets.block_sums(mask)[:4].tolist() == [3, 0, 3, 0]
     weights = np.arange(258.0)  # of rows 0, 256 and 512: 0, 128 and 256
-    assert block_sums(mask, weights)[:4].tolist() == [384, 0, 387, 0]
-    assert block_sums(mask, weights).shape == (BLOCKS,)
+    assert row_sets.block_sums(mask, weights)[:4].tolist() == [384, 0, 387, 0]
+    assert row_sets.block_sums(mask, weights).shape == (row_sets.BLOCKS,)
 
 
 @pytest.mark.parametrize("first", [1.0, 3.0])
@@ -42,14 +36,14 @@ def test_most_leverage_is_that_of_an_orthonormal_basis(first):
     V = np.array([[first, 1, 1, 0, 0], [0, 1, 3, 1, 2]]).T
     v, w = V[1:].T
     expected = np.square(np.linalg.qr(V)[0]).sum(axis=1).max()
-    share = most_leverage(v, w, *np.square(V).sum(axis=0), rest=first)
+    share = row_sets.most_leverage(v, w, *np.square(V).sum(axis=0), rest=first)
     assert share == pytest.approx(expected)
 
 
 def test_weights_that_differ_by_a_scale_hide_no_row():
     v = np.array([1.0, 2.0, 2.0])
-    assert most_leverage(v, 3 * v, 9.0, 81.0, rest=0.0) == 1
+    assert row_sets.most_leverage(v, 3 * v, 9.0, 81.0, rest=0.0) == 1
 
 
 def test_sizes_bound_the_difference_of_two_sets():
-    assert sure_number(100, 20, 1 / 20) == 80 / 6
+    assert row_sets.sure_number(100, 20, 1 / 20) == 80 / 6

@@ -60,13 +60,6 @@ def ladder(k: int, u: int) -> int:
     return z2 and x2 * pow(z2, -1, PRIME) % PRIME
 
 
-def test_each_hash_is_on_the_curve():
-    for k in range(300):
-        u = number(points.hash_to_point(b"%d" % k))
-        assert u < PRIME
-        assert euler(u)
-
-
 def test_a_hash_as_it_is_shows_a_bit_of_its_id():
     """The attack: encryption under an unknown key keeps the curve, or the twist.
 
