@@ -356,12 +356,6 @@ ZEROS = {"a": np.zeros(2**24), "b": np.zeros(2**24)}
 TEXTS = pa.DictionaryArray.from_arrays(np.zeros(2**10, "i4"), ["x" * 2**18])
 
 
-def feather(path):
-    pyarrow.feather.write_feather(
-        pa.table(ZEROS), path, compression="zstd", chunksize=2**24
-    )
-
-
 def stream(path):
     table, options = pa.table(ZEROS), pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(str(path), table.schema, options=options) as writer:
@@ -376,7 +370,9 @@ BOMBS = {
     "texts.parquet": lambda path: pq.write_table(
         pa.table({"a": TEXTS.cast(pa.string())}), path
     ),
-    "rows.feather": feather,
+    "rows.feather": lambda path: pyarrow.feather.write_feather(
+        pa.table(ZEROS), path, compression="zstd", chunksize=2**24
+    ),
     "stream.arrow": stream,
     "zeros.npz": lambda path: np.savez_compressed(path, X=np.zeros((2**20, 20))),
 }

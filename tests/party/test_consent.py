@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from consents import limited, pool
+from consents import letting, limited, pool
 from deviating import RealParties
 from draws import repeated_draws
+from federations import by_columns
 from transcripts import our_steps
 
 from vfl_flower import CoresetVRLR, FederationError, Party, PartyFailed
@@ -30,28 +31,13 @@ N = 60
 KEY = encode_key(bytes(range(32)))
 
 
-def made(tmp_path, consents=None, ids=True, n=N):
-    rng = np.random.default_rng(0)
-    consents = consents or [ALLOW_ALL] * 3
-    parties = []
-    for name, consent in zip("abc", consents, strict=True):
-        X = rng.uniform(-0.4, 0.4, size=(n, 2))
-        party = Party(
-            X,
-            y=(X[:, 0] > 0).astype(float) if name == "c" else None,
-            name=name,
-            ids=np.arange(n) if ids else None,
-            state_dir=tmp_path / name,
-            consent=consent,
-        )
-        parties.append(party)
+def made(tmp_path, consents=(ALLOW_ALL,) * 3, ids=True, n=N):
+    X = np.random.default_rng(0).uniform(-0.4, 0.4, size=(n, 6))
+    given = {"folder": tmp_path, "ids": np.arange(n) if ids else None}
+    parties = by_columns(X, 1.0 * (X[:, 4] > 0), names=list("abc"), **given)
+    for party, consent in zip(parties, consents, strict=True):
+        party.consent = consent
     return parties
-
-
-def letting(*kinds, **rules):
-    """Return a consent that lets kinds leave, without limit; keys are not checked."""
-    leaves = dict.fromkeys(kinds, Limit())
-    return Consent(**{"leaves": leaves, "peers": None} | rules)
 
 
 # -- the file --------------------------------------------------------------------------

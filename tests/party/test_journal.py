@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from consents import limited, pool
 from deviating import RealParties
+from federations import by_columns
 from flwr.app import ArrayRecord, RecordDict
 
 from vfl_flower import Party, PartyFailed
@@ -36,14 +37,8 @@ with journal_of(pathlib.Path(sys.argv[1]), 7) as line:
 
 @pytest.fixture
 def grid(tmp_path):
-    rng = np.random.default_rng(0)
-    parties = [
-        Party(rng.normal(size=(N, 2)), name=name, state_dir=tmp_path / name)
-        for name in "abc"
-    ]
-    for party in parties:
-        party.consent = limited(10)
-    return RealParties(parties)
+    X, given = np.random.default_rng(0).normal(size=(N, 6)), {"consent": limited(10)}
+    return RealParties(by_columns(X, names=list("abc"), folder=tmp_path, **given))
 
 
 def greet(line, session, size=3):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from faults import UNAVAILABLE
+from federations import by_columns
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower import FederationError, PartyFailed
 from vfl_flower.protocol.steps import STEPS
 from vfl_flower.server.checkpoint import FILE, Checkpoint, digest_of
 from vfl_flower.server.exchange import ABSENCE, PATIENCE, Exchange
@@ -29,11 +30,7 @@ COUNT = 3
 def parties(folder=None):
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(40, 6)), rng.normal(size=40)
-    blocks = zip("abc", np.hsplit(X, COUNT), [None, None, y], strict=True)
-    return [
-        Party(B, y=own, name=name, state_dir=folder / name if folder else None)
-        for name, B, own in blocks
-    ]
+    return by_columns(X, y, COUNT, names=list("abc"), folder=folder)
 
 
 class Dying(RealParties):
