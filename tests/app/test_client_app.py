@@ -125,13 +125,6 @@ def test_blocks_of_rows_are_added_up(monkeypatch):
         CoresetVRLR(sampling="full", solver="central").start(limited_grid(39))
 
 
-def test_solvers_without_rows_share_row_sums():
-    solver = CoresetVRLR(size=12, solver="cg", allow_two_parties=True)
-    assert solver.start(limited_grid(12)).metrics["converged"]
-    with pytest.raises(PartyFailed, match="lets 1 rows leave it as row-sums"):
-        solver.start(limited_grid(1))
-
-
 # -- the loader of a party that predicts -----------------------------------------------
 
 

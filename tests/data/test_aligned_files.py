@@ -171,19 +171,6 @@ def test_another_order_under_the_same_tag_is_not_taken_from_the_cache(folder):
     np.testing.assert_array_equal(after.X, before.X[::-1])
 
 
-@pytest.mark.parametrize(
-    ("config", "node", "rule"),
-    [
-        ({"alignment": "2027"}, {}, "has no alignment '2027': name another"),
-        ({"alignment": "../x"}, {}, "alignment must be 1 to 64 letters"),
-        ({}, {"id-column": ""}, "an alignment needs an id for each row"),
-    ],
-)
-def test_what_a_party_refuses(config, node, rule, folder):
-    with pytest.raises(PartyError, match=rule):
-        load(folder, 0, TRAIN | config, **node)
-
-
 def test_settings_that_do_not_fit():
     with pytest.raises(ValueError, match="alignment must be empty where parties hold"):
         party_source({}, {"strategy": "mufc", "alignment": "q4"})

@@ -113,24 +113,17 @@ NAMES = "'gaussian', 'laplacian', 'linear'"
         ({"columns": ["a", 5]}, r"columns must be a list of text, got \['a', 5\]"),
         ({"seed": "1"}, "seed must be a whole number or None, got '1'"),
         ({"size": 13}, "size must not be 13"),
-    ],
-    ids=str,
-)
-def test_an_argument_that_is_refused(arguments, sentence):
-    assert re.fullmatch(sentence, refusal(**arguments))
-
-
-@pytest.mark.parametrize(
-    ("args", "sentence"),
-    [
+        # Without names, which those of the base have alone.
         ((0,), f"{SIZE}, got 0"),
         ((5, -1), f"{BANDWIDTH}, got -1"),
         ((5, 1, "linear", 0, 16, False, None, ["a", 5]), r"columns .* got \['a', 5\]"),
     ],
+    ids=str,
 )
-def test_an_argument_without_a_name_is_named(args, sentence):
-    """Those with a name only, as ``seed`` of the base, have no place."""
-    assert re.fullmatch(sentence, refusal(*args))
+def test_an_argument_that_is_refused(arguments, sentence):
+    named = isinstance(arguments, dict)
+    text = refusal(**arguments) if named else refusal(*arguments)
+    assert re.fullmatch(sentence, text)
 
 
 @pytest.mark.parametrize(
