@@ -105,6 +105,15 @@ def test_weighted_seeding_takes_no_row_of_weight_zero():
     assert {tuple(c) for c in centers} == {tuple(x) for x in X[:5]}
 
 
+@given(offset=st.sampled_from([0.0, 1e6, -3e8]), seed=st.integers(0, 99))
+def test_every_distinct_value_is_a_seed_where_there_are_few(offset, seed):
+    values = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]]) + offset
+    X = values[np.arange(30) % 3]
+    centers = seed_centers(RowBlocks(X), 5, np.random.default_rng(seed))
+    assert centers.shape == (5, 2)
+    np.testing.assert_array_equal(np.unique(centers, axis=0), np.unique(values, axis=0))
+
+
 # --- Lloyd's iteration ---------------------------------------------------------------
 
 
@@ -135,6 +144,13 @@ def test_a_center_without_rows_stays():
     centers = lloyd(RowBlocks(np.array([[1.0], [3.0]])), start)
     np.testing.assert_array_equal(centers, [[2.0], [1e3]])
     np.testing.assert_array_equal(start, given_start)
+
+
+def test_exact_centers_stay_exact():
+    # The mean of 30 times 0.1 is not 0.1 in floating point.
+    X = np.array([[0.1], [0.7], [1e5 + 0.3]])[np.arange(90) % 3]
+    centers = lloyd(RowBlocks(X), X[:3], tol=0)
+    np.testing.assert_array_equal(centers, X[:3])
 
 
 # --- at the server -------------------------------------------------------------------

@@ -258,22 +258,23 @@ def test_angles_on_either_side_of_the_limits_of_rounding(power, bits):
             assert abs(error) <= slack
 
 
+@pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("scale", [1e3, 1e9, 1e12, 1e30])
-def test_huge_values_have_the_angle_of_their_product(scale):
+def test_huge_values_have_the_angle_of_their_product(bits, scale):
     """Columns of one entry each: the product is one float64, its angle exact."""
     part = RandomFeatures("laplacian", 1, 1.0, 11)
-    X = gaussian(300, 1) * scale
+    X, unit = gaussian(300, 1) * scale, 1.0 if bits == 64 else 2.0**bits
     omega, b = part.weights(0, 5)
-    angles = part.angles(X, 0, 5, 64)
+    angles = part.angles(X, 0, 5, bits).astype(float)
     assert (angles >= 0).all()
-    assert (angles < 1).all()
-    products = X * (omega[:, 0] / (2 * np.pi)) + b
+    assert (angles < unit).all()
+    products = X * (omega[:, 0] * (unit / (2 * np.pi))) + b * unit
     # One rounding more or less than a fused multiply and add.
-    near = np.maximum(np.spacing(np.abs(products)), 1e-12) * 2
-    sure = near < 1 / 8
-    assert sure.any() or scale > 1e15
-    error = np.abs(products - angles) % 1
-    assert (np.minimum(error, 1 - error)[sure] <= near[sure]).all()
+    near = np.maximum(np.spacing(np.abs(products)), 1e-12) * 2 + 0.5 * (bits < 64)
+    sure = near < unit / 8
+    assert sure.any(axis=0).all() or scale * unit > 1e15
+    error = np.abs(products - angles) % unit
+    assert (np.minimum(error, unit - error)[sure] <= near[sure]).all()
 
 
 def test_a_row_has_the_same_angles_beside_any_other_rows():

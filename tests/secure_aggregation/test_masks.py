@@ -88,6 +88,11 @@ def test_masked_sum_is_the_sum_of_the_encodings(parties, shape, seed):
     np.testing.assert_allclose(total, values.sum(axis=0), rtol=0, atol=1e-14)
 
 
+def test_masked_sum_counts_what_it_clips():
+    ring, (first, _) = Ring(1.0, 2), _masks(2)
+    assert masked(np.array([0.5, 3.0, -9.0]), ring, first, "a", "b", 0)[1] == 2
+
+
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("data", [0.0, 0.25, "ramp"])
 def test_one_message_is_uniform(index, data):
