@@ -268,16 +268,15 @@ def test_a_name_of_digits_is_text():
     assert (source.name, source.id_column, source.columns) == ("7", "1", ("3",))
 
 
+WHOLE = "must be a whole number from 0"
+
+
 @pytest.mark.parametrize(
     ("node", "sentence"),
     [
-        *(
-            ({key: value}, f"{key} must be a whole number from 0, got {value!r}")
-            for key, value in (
-                *(("partition-id", -1), ("partition-id", True)),
-                ("num-partitions", "3"),
-            )
-        ),
+        ({"partition-id": -1}, f"partition-id {WHOLE}, got -1"),
+        ({"partition-id": True}, f"partition-id {WHOLE}, got True"),
+        ({"num-partitions": "3"}, f"num-partitions {WHOLE}, got '3'"),
         ({"data": "a", "standardize": 1}, "standardize must be true or false, got 1"),
         ({"data": "a", "one-hot": "no"}, "one-hot must be true or false, got 'no'"),
         # The sentences go to the server: they have no path.

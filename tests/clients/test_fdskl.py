@@ -574,11 +574,6 @@ def test_a_setup_that_does_not_fit_the_party(setup, rule):
     assert not party.remembered()
 
 
-def test_a_label_holder_that_holds_no_labels():
-    with pytest.raises(PartyError, match="holders must be the parties that hold"):
-        ask(a_party(0), holders=[0, 2])
-
-
 @pytest.mark.parametrize("change", [{"bandwidth": 3.0}, {"n_features": 8}])
 def test_the_setup_is_the_same_in_the_whole_run(change):
     """With another one the same features would show more of the same rows."""
@@ -592,6 +587,7 @@ def test_the_setup_is_the_same_in_the_whole_run(change):
     [
         (5, 16, None, {}, "stop must be at most the 4 features of the model, got 5"),
         (4, 16, ["offsets_2"], {}, "offsets must be of shared features"),
+        (4, 16, None, {"holders": [0, 2]}, "holders must be the parties that hold"),
         (2**20, 16, None, {"n_features": 2**20}, "angles must be at most .* bytes"),
         (4, 16, None, {"bandwidth": 1e-320}, "cannot make its angles"),
         (4, 16, None, {"shared": replace(SHARED, kept=[1])}, "bits must be 64 with"),

@@ -156,27 +156,21 @@ def test_an_entry_that_is_a_link_is_none(write, conversions, cache, ending, tmp_
     assert not entry.is_symlink()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
-@pytest.mark.parametrize("mode", [0o720, 0o702])
-def test_a_folder_that_others_may_write_to_has_no_entries(
-    write, conversions, cache, mode
+@pytest.mark.skipif(os.name != "posix", reason="modes and users are those of POSIX")
+@pytest.mark.parametrize("mode", [0o720, 0o702, "another user"])
+def test_a_folder_that_others_own_or_may_write_to_has_no_entries(
+    write, conversions, cache, mode, monkeypatch
 ):
     path = write(TEXT)
     load(path)
-    (cache / "parties").chmod(mode)
+    if mode == "another user":
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    else:
+        (cache / "parties").chmod(mode)
     load(path)
     assert len(conversions) == 2
     assert stat.S_IMODE((cache / "parties").stat().st_mode) == 0o700
-
-
-@pytest.mark.skipif(os.name != "posix", reason="users are those of POSIX")
-def test_a_folder_of_another_user_has_no_entries(write, conversions, monkeypatch):
-    path = write(TEXT)
-    load(path)
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    load(path)
-    assert len(conversions) == 2
 
 
 def test_all_copies_of_a_file_are_dropped(write, cache):

@@ -351,23 +351,19 @@ def test_what_concerns_a_strategy_is_said_where_it_is_asked_for(tmp_path):
     assert "strategy must be one of" in said("magic")
 
 
-def test_the_command_says_which_file_is_not_there(tmp_path):
-    done = CliRunner().invoke(app, ["check", str(tmp_path / "none.csv")])
-    assert done.exit_code == 1
-    assert f"data file not found: '{tmp_path / 'none.csv'}'" in done.output
-
-
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("name", "options", "words"),
     [
-        (["--delimiter", "ab"], "delimiter must be one character"),
-        (["--encoding", "latin-77"], "encoding must be one that Python knows"),
+        ("a.csv", ["--delimiter", "ab"], "delimiter must be one character"),
+        ("a.csv", ["--encoding", "latin-77"], "encoding must be one that Python knows"),
+        ("none.csv", [], "data file not found: '{}'"),
     ],
 )
-def test_wrong_options_of_the_command(write, options, words):
-    done = CliRunner().invoke(app, ["check", str(write("a\n1\n")), *options])
+def test_wrong_options_of_the_command(write, name, options, words):
+    path = write("a\n1\n", "a.csv").with_name(name)
+    done = CliRunner().invoke(app, ["check", str(path), *options])
     assert done.exit_code == 1
-    assert words in done.output
+    assert words.format(path) in done.output
 
 
 def test_a_query_is_for_the_config_of_a_node_alone():

@@ -185,10 +185,8 @@ def test_another_order_or_other_rows_are_arranged_anew():
 
 def test_the_encoding_of_a_file_follows_the_order():
     """A text column takes its levels along: it is two columns of X."""
-    city, age = (
-        {"name": "city", "levels": ["a", "b"]},
-        {"name": "age", "levels": None},
-    )
+    city = {"name": "city", "levels": ["a", "b"]}
+    age = {"name": "age", "levels": None}
     party = Party(np.array([[1.0, 0.0, 30.0]]), columns=["city=a", "city=b", "age"])
     party.encoding = {"format": 1, "columns": [city, age]}
     arrange(party, declared(party)["columns"][::-1])
@@ -212,10 +210,7 @@ def test_orders_that_differ_between_parties_give_noise(monkeypatch):
     """Otherwise a server could add one column of a party to another one's."""
     X = rows()
     order = declared(straight(X)[0])["columns"]
-    plain = {
-        "action": "kernel_kmeans_begin",
-        "tamper": lambda action, j, values: values,
-    }
+    plain = {"action": "kernel_kmeans_begin", "tamper": lambda *sent: sent[-1]}
     strategy = small(standardize=True)
     honest = sums_of(strategy, straight(X), **plain)["sum_x"]
     np.testing.assert_allclose(join_limbs(honest), X.sum(axis=0), rtol=1e-12)

@@ -169,11 +169,9 @@ def test_the_statement_stays_the_same():
 
 def test_a_party_says_what_it_knows(folder):
     party = Party(np.ones((2, 1)), state_dir=folder)
-    said = identity.credential_of(party, SESSION, OF_RUN[0])
+    said, again = (identity.credential_of(party, SESSION, OF_RUN[0]) for _ in "ab")
     assert (said.name, said.index, said.n_parties) == ("", -1, 0)
-    assert said == identity.credential_of(
-        party, SESSION, OF_RUN[0]
-    )  # to compare with later
+    assert said == again  # to compare with later
     with pytest.raises(PartyError, match="no state-dir"):
         identity.credential_of(Party(np.ones((2, 1))), SESSION, OF_RUN[0])
 
@@ -198,10 +196,8 @@ CREDENTIALS = st.lists(
 @given(CREDENTIALS)
 def test_packed_and_back(credentials):
     peers = b"".join(c.public_key for c in credentials)
-    assert (
-        identity.parse_credentials(identity.pack_credentials(credentials), peers)
-        == credentials
-    )
+    packed = identity.pack_credentials(credentials)
+    assert identity.parse_credentials(packed, peers) == credentials
 
 
 PACKED = identity.pack_credentials(LISTED)
@@ -213,10 +209,7 @@ INDEX, NAME = b"\0\0\0\x010", b"\0\0\0\x01a"
     [
         *(b"", PACKED[:-1], PACKED + b"\0", PACKED + b"\0\0\0\0", PACKED * 2),
         *(PACKED.replace(INDEX, new) for new in (b"\0\0\0\x0200", b"\0\0\0\x01x")),
-        *(
-            PACKED.replace(NAME, wrong)
-            for wrong in (b"\0\0\0\x01\xff", b"\0\0\0\x01\n")
-        ),
+        *(PACKED.replace(NAME, b"\0\0\0\x01" + new) for new in (b"\xff", b"\n")),
         PACKED.replace(NAME, b"\0\0\0\x65" + b"a" * 101),
         b"\xff" * len(PACKED),
     ],

@@ -129,15 +129,13 @@ def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(PartyError, match="'q5' of this party is damaged, renamed"):
         row_order.load_order(tmp_path, "q5")
     about = {"format": row_order.FORMAT, "name": "q4", "tag": "ab"}
-    stored = {"about": json.dumps(about), "salt": np.zeros(32, np.uint8)}
-    stored["ids"] = np.zeros((3, row_order.DIGEST_BYTES), np.uint8)
+    ids = np.zeros((3, row_order.DIGEST_BYTES), np.uint8)
+    stored = {"about": json.dumps(about), "salt": np.zeros(32, np.uint8), "ids": ids}
     np.savez(file, **stored)
     assert len(row_order.read_order(tmp_path, "q4").ids) == 3
     for write in (
         lambda: np.savez(file, **stored | {"about": json.dumps(about | {"format": 2})}),
-        lambda: np.savez(
-            file, **stored | {"ids": np.zeros((3, row_order.DIGEST_BYTES))}
-        ),
+        lambda: np.savez(file, **stored | {"ids": 1.0 * ids}),
         lambda: np.savez(file, **stored | {"ids": np.zeros((3, 17), np.uint8)}),
         lambda: np.savez_compressed(file, **stored),
         lambda: file.write_bytes(b"PK nothing"),

@@ -122,6 +122,14 @@ def test_a_lost_record_is_noticed(record, instead):
         unpack(content)
 
 
+def message_with(array: FlowerArray) -> RecordDict:
+    """Return a message with another array `x`, whose digest fits."""
+    content = message()
+    content["arrays"]["x"] = array
+    messages.address(content, {}, messages.digest_of_values(content))
+    return content
+
+
 PICKLE = np.array([{"a": 1}], dtype=object).dumps()
 HEADER = b"\x93NUMPY\x01\x00\x05\x00{'a'}"
 
@@ -133,10 +141,7 @@ HEADER = b"\x93NUMPY\x01\x00\x05\x00{'a'}"
 )
 @pytest.mark.parametrize("kind", ["numpy.ndarray", "tensor"])
 def test_what_is_no_array_is_noticed(data, kind):
-    """The sender has made the digest fit."""
-    content = message()
-    content["arrays"]["x"] = FlowerArray("float64", (3,), kind, data)
-    messages.address(content, {}, messages.digest_of_values(content))
+    content = message_with(FlowerArray("float64", (3,), kind, data))
     with pytest.raises(CorruptMessage, match="'x' is no array"):
         unpack(travel(content))
 
@@ -144,10 +149,8 @@ def test_what_is_no_array_is_noticed(data, kind):
 @pytest.mark.parametrize("shape", [(), (2,), (1, 3), (2**31 - 1,) * 3])
 def test_an_array_of_another_shape_than_its_record_says_is_noticed(shape):
     """The ledger counted 4.6e18 numbers for the last one."""
-    content = message()
-    sent = content["arrays"]["x"]
-    content["arrays"]["x"] = FlowerArray(sent.dtype, shape, sent.stype, sent.data)
-    messages.address(content, {}, messages.digest_of_values(content))
+    sent = message()["arrays"]["x"]
+    content = message_with(FlowerArray(sent.dtype, shape, sent.stype, sent.data))
     with pytest.raises(CorruptMessage, match="'x' has another shape"):
         unpack(bundle(travel(content)))
 
