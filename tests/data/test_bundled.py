@@ -77,9 +77,8 @@ def test_errors_of_an_encoding_of_other_columns(write):
     assert words in refusal("wine", encoding, **place)
     assert words in refusal("synthetic:d=4", encoding, **place)
     encoding = load(write("x0\nsecret\n")).encoding
-    assert "column 'x0' of party-0 must hold text" in refusal(
-        "synthetic:d=4", encoding, **place
-    )
+    words = "column 'x0' of party-0 must hold text"
+    assert words in refusal("synthetic:d=4", encoding, **place)
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,11 @@ def test_random_centers_have_the_moments_of_the_rows():
     """Within five standard errors, and 0 where an eigenvalue is below 0."""
     rng = np.random.default_rng(0)
     covariance = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, -1e-12]])
-    draws = numerics.random_centers(
-        np.array([1.0, -1.0, 3.0]), covariance, (2000, 5), rng
-    )
+    mean = np.array([1.0, -1.0, 3.0])
+    draws = numerics.random_centers(mean, covariance, (2000, 5), rng)
     assert draws.shape == (2000, 5, 3)
     rows = draws.reshape(-1, 3)
-    off = np.abs(rows.mean(axis=0) - [1, -1, 3])
+    off = np.abs(rows.mean(axis=0) - mean)
     assert (off <= 5 * np.sqrt([2e-4, 1e-4, 0])).all()
     np.testing.assert_allclose(np.cov(rows.T)[:2, :2], covariance[:2, :2], atol=0.15)
 

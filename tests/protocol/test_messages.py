@@ -173,9 +173,8 @@ def test_bytes_are_those_of_the_serialised_message(sizes):
     contents = [pack(values), pack({"a": 1, "b": [1.5], **values}, {"round": 3})]
     contents += [pack({"x" * length: np.zeros(0)}) for length in range(60, 140)]
     for content in contents:
-        assert messages.n_bytes(content) == len(
-            recorddict_to_proto(content).SerializeToString()
-        )
+        data = recorddict_to_proto(content).SerializeToString()
+        assert messages.n_bytes(content) == len(data)
 
 
 # -- small messages as one record ------------------------------------------------------

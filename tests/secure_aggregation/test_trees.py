@@ -162,9 +162,8 @@ def test_three_parties_exhaustively():
         second = trees.different_tree(first, [0, other], 0, "tree")
         assert trees.exposed(first, second) == {(0, frozenset([other]))}
         first = trees.binary([other, without, 0], 0)
-        assert not trees.exposed(
-            first, trees.different_tree(first, [0, other], 0, "tree")
-        )
+        second = trees.different_tree(first, [0, other], 0, "tree")
+        assert not trees.exposed(first, second)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,9 +158,8 @@ def test_replies_are_in_the_order_of_the_nodes(tmp_path):
 
 def test_the_digest_of_requests_is_of_the_action_too():
     """A reply to one step would be taken for that to another."""
-    first, second = (
-        RecordDict({"frame": ConfigRecord({"digest": bytes([k])})}) for k in (1, 2)
-    )
+    frames = [ConfigRecord({"digest": bytes([k])}) for k in (1, 2)]
+    first, second = (RecordDict({"frame": frame}) for frame in frames)
     digest = digest_of("one", [first, second])
     assert digest != digest_of("two", [first, second])
     assert digest != digest_of("one", [second, first])

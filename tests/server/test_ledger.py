@@ -58,9 +58,8 @@ def test_to_dict_is_json(ledger):
     assert loaded["units"] == 66_000
     assert loaded["round_trips"] == 3
     assert loaded["waits"]["totals"] == [0.5, 1.0]
-    assert [entry["party"] for entry in loaded["entries"]] == [
-        *("node 2", "node 1", "node 1")
-    ]
+    names = [entry["party"] for entry in loaded["entries"]]
+    assert names == ["node 2", "node 1", "node 1"]
     assert loaded["entries"][2]["units_up"] == 3000
     assert Ledger().to_dict()["seconds_waited"] == 0
 

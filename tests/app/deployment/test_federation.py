@@ -339,9 +339,8 @@ def test_what_coordinator_refuses(place, airline, federation):
     assert "certificates has written" in refused("coordinator", place, *cards)
     assert run(*link).exit_code == 2  # of no party
     assert run(*link, *cards, "--port", 70000).exit_code == 2
-    assert "of no-such-host must be free" in refused(
-        *link, *cards, "--host", "no-such-host"
-    )
+    sentence = refused(*link, *cards, "--host", "no-such-host")
+    assert "of no-such-host must be free" in sentence
     (federation / "server.key").unlink()
     assert "server.key must be there" in refused(*link, *cards)
 
@@ -379,15 +378,14 @@ def test_a_second_coordinator_of_a_folder_changes_nothing(airline, federation):
         pass
 
 
-def test_certificates_that_are_valid_no_longer(place, airline):
-    (old := place / "old").mkdir()
+def test_certificates_that_are_valid_no_longer(tmp_path, airline):
+    (old := tmp_path / "old").mkdir()
     write_certificates(old, ["127.0.0.1"], days=0)  # from five minutes ago
     cards = ("--card", airline / "airline.card")
     rule = "must be valid, but it was so until"
     assert rule in refused("coordinator", old, *cards)
-    assert rule in refused(
-        "party", airline, "--superlink", "a:1", "--ca", old / "ca.crt"
-    )
+    place = ("--superlink", "a:1", "--ca", old / "ca.crt")
+    assert rule in refused("party", airline, *place)
 
 
 # -- party -----------------------------------------------------------------------------
@@ -453,10 +451,8 @@ def test_peers_in_a_form_that_cannot_be_added_to(place, airline, take_part):
     _, one = write_card(place)
     path = airline / "consent.toml"
     path.write_text(text := "peers = {}\n")
-    sentence = refused(*take_part, "--peer", one)
-    assert (
-        "must have its peers below a line [peers]; write there: weather = " in sentence
-    )
+    rule = "must have its peers below a line [peers]; write there: weather = "
+    assert rule in refused(*take_part, "--peer", one)
     assert path.read_text() == text
 
 
@@ -482,10 +478,8 @@ def test_a_pinned_key_is_never_changed(place, airline, take_part):
 
 
 def test_a_card_of_ones_own_is_no_peer(place, airline, take_part):
-    own = Card.load(airline / "airline.card")
-    assert "has the name of this one" in refused(
-        *take_part, "--peer", airline / "airline.card"
-    )
+    own = Card.load(path := airline / "airline.card")
+    assert "has the name of this one" in refused(*take_part, "--peer", path)
     replace(own, name="weather").write(place / "x.card")
     assert "has the key of this one" in refused(*take_part, "--peer", place / "x.card")
 

@@ -153,9 +153,8 @@ def test_tables_of_another_shape_are_set_aside_unchanged(database, change, caplo
     assert take_up(path, KEYS) == set()
     (aside,) = files_beside(path)
     with closing(sqlite3.connect(aside)) as db:
-        assert SECRET in b"".join(
-            c for (c,) in db.execute("SELECT content FROM objects")
-        )
+        objects = db.execute("SELECT content FROM objects").fetchall()
+        assert SECRET in b"".join(content for (content,) in objects)
         assert db.execute("SELECT count(*) FROM node").fetchone() == (3,)
     assert "is not one of Flower's databases (no such " in caplog.text
 

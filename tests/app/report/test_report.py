@@ -33,9 +33,8 @@ def test_json(tmp_path, results):
     assert coreset["metrics"] == {"1": {"train_loss": 1.25, "sigma_min": 0.5}}
     assert coreset["ledger"]["bytes_up"] == 2310
     assert coreset["ledger"]["round_trips"] == 3
-    assert [e["action"] for e in coreset["ledger"]["entries"]] == [
-        *("hello", "solve", "test")
-    ]
+    actions = [entry["action"] for entry in coreset["ledger"]["entries"]]
+    assert actions == ["hello", "solve", "test"]
 
 
 def test_numbers_that_json_does_not_have(tmp_path):
