@@ -86,8 +86,7 @@ def test_a_party_that_writes_ids_in_another_way_is_a_warning():
     """Only sizes are compared, and parties that overlap alike are no warning."""
     ids = [f"AB{k}" for k in range(40)]
     other = [text.lower() if k % 3 == 0 else text for k, text in enumerate(ids)]
-    result = vf.simulate(Alignment("q4"), parties(ids, other, ids))
-    (warning,) = result.warnings
+    (warning,) = vf.simulate(Alignment("q4"), parties(ids, other, ids)).warnings
     assert "the ids of 'p1' overlap" in warning
     assert "by 65% at most, and two others by 100%" in warning
     assert not vf.simulate(Alignment("q4"), parties(ids, ids[9:], ids[:33])).warnings
@@ -101,8 +100,7 @@ def test_round_trips_bytes_and_files(method, count, tmp_path):
     federation = parties(*lists, folder=tmp_path)
     result = vf.simulate(Alignment("2026-q4", method=method), federation)
     # Greeting, the lists, T - 1 passes, and the order.
-    trips = 2 + count if method == "ecdh" else 3
-    assert result.ledger.round_trips == trips
+    assert result.ledger.round_trips == (2 + count if method == "ecdh" else 3)
     up = sum(
         entry.units_up
         for (action, _), entry in result.ledger.entries.items()
@@ -491,8 +489,7 @@ def test_a_party_that_claims_all_ids_learns_the_other_list():
     honest = own_lists(1)[0]
     federation = parties(honest, SPACE)
     model = vf.simulate(Alignment("q4"), federation).model
-    learned = federation[1].take(model.rows_[1]).ids.tolist()
-    assert sorted(learned) == sorted(honest)
+    assert sorted(federation[1].take(model.rows_[1]).ids.tolist()) == sorted(honest)
 
 
 def test_the_sizes_of_all_lists_are_in_the_log_of_a_party(caplog):

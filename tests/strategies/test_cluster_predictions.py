@@ -102,8 +102,7 @@ def written(party, model):
 def cost(kind, model, X):
     """Return the mean squared distance of rows to the nearest centre."""
     if kind == "fk-kmeans":
-        H = embed_rows(model.parts[0], X)
-        return assign(H, model.cluster_centers_)[1].mean()
+        return assign(embed_rows(model.parts[0], X), model.cluster_centers_)[1].mean()
     box = Box(model.lower, model.upper)
     return assign(box.scale(X), box.scale(model.cluster_centers_))[1].mean()
 
@@ -230,8 +229,7 @@ def test_rows_that_are_forgotten_take_no_part(trained, tmp_path):
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
     gone = [f"south.0.{row}" for row in (3, 7)]
-    request = removal(old, tmp_path / "server", model.id, gone)
-    now = simulate(request, old).model
+    now = simulate(removal(old, tmp_path / "server", model.id, gone), old).model
     assert now.version == 2
     simulate(later("mufc", "Prediction", model, tmp_path), old)
     ids, clusters = written(old[1], model)

@@ -133,8 +133,7 @@ def test_open_coefficients_give_one_row_a_session(tmp_path):
         asked.ask(question, residual=np.eye(N)[i], step_size=0.0, shrink=0.0)
         asked.ask(question, residual=np.zeros(N), step_size=1.0, shrink=0.0)
         replies = asked.ask(linear.coefficients.summing(shift=8.0))
-        error = np.abs(replies[VICTIM]["coefficients"] * l2 - row).max()
-        assert error < 1e-9
+        assert np.abs(replies[VICTIM]["coefficients"] * l2 - row).max() < 1e-9
 
 
 @refused("guard refuses the rows of the request")
@@ -150,8 +149,7 @@ def test_open_the_first_residual_is_the_labels(tmp_path):
     y = np.random.default_rng(3).normal(size=N)
     asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=y)))
     replies = start(asked, 1e30)
-    error = np.abs(replies.sums["residual"] * replies[2]["scale"] - y).max()
-    assert error < 1e-9
+    assert np.abs(replies.sums["residual"] * replies[2]["scale"] - y).max() < 1e-9
 
 
 # -- coresets: `totals` alone ----------------------------------------------------------
@@ -166,8 +164,7 @@ def test_draws_do_not_tell_the_score_of_each_row(tmp_path, fused):
         assert one(asked, VICTIM, coresets.totals, size=many, **values) is None
     else:
         assert asked.ask(coresets.totals, size=0, **values)
-        count = np.array([many])
-        assert one(asked, VICTIM, coresets.drawn_rows, count=count) is None
+        assert one(asked, VICTIM, coresets.drawn_rows, count=np.array([many])) is None
     assert "more draws reveal the score of each" in asked.refusal
 
 
@@ -177,12 +174,11 @@ def test_draws_do_not_tell_the_score_of_each_row(tmp_path, fused):
 def begun(asked):
     """Bring the parties to the first iteration."""
     first = asked.ask(kernel_kmeans.begin.summing())
-    setup = kernel_kmeans.Setup("gaussian", 2.0, 8, 8)
     asked.ask(
         kernel_kmeans.product.summing(product=100.0),
         vectors=np.eye(8)[:, :1],
         t=1,
-        setup=setup,
+        setup=kernel_kmeans.Setup("gaussian", 2.0, 8, 8),
         seed=each(first.secrets["seed"]),
     )
 
@@ -347,8 +343,7 @@ def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
             holder=2,
             rows=rows,
         ).sealed["distances"]
-        mine = (np.array(wanted) == pairs.T).all(axis=1)
-        others = np.flatnonzero(~mine)
+        others = np.flatnonzero(~(np.array(wanted) == pairs.T).all(axis=1))
         up = others[: len(others) // 2]
         shift = np.zeros((len(PLACES), 1000))
         shift[0, up] = 64.0
@@ -358,8 +353,7 @@ def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
         changed = opened(type(sealed)(2, (total,), sealed.seals))
         given = {"kernel": "gaussian", "distances": changed}
         got = asked.ask_one(2, fdskl.bandwidth, **given)["bandwidth"]
-        truth = ((X[wanted[0]] - X[wanted[1]]) ** 2).sum()
-        errors.append(abs(2 * got**2 - truth))
+        errors.append(abs(2 * got**2 - ((X[wanted[0]] - X[wanted[1]]) ** 2).sum()))
     assert max(errors) < 1e-9
 
 
@@ -426,8 +420,7 @@ def test_open_row_sums_give_the_distances_of_all_rows(tmp_path):
             shrink=0.0,
         )
         gram.append(sums["direction"] * l2 / 1e6)
-    error = np.abs(np.array(gram) - X[:5] @ X.T).max()
-    assert error < 1e-3
+    assert np.abs(np.array(gram) - X[:5] @ X.T).max() < 1e-3
 
 
 @refused("leaving must leave at least 3 parties")

@@ -86,8 +86,7 @@ def test_what_a_regression_is_worth_on_new_rows(tmp_path):
     model = trained(tmp_path, "gram")
     X, y = data(90, seed=3)
     y[:20] = np.nan
-    grid = InProcessGrid(parties(tmp_path, X, y))
-    result = CoresetEvaluation(model.id).start(grid)
+    result = CoresetEvaluation(model.id).start(InProcessGrid(parties(tmp_path, X, y)))
     predicted = model.predict(np.array_split(X, 3, axis=1))[20:]
     assert_errors(result.metrics, y[20:], predicted, 1e-6)
     spread = ((y[20:] - predicted) ** 2).std(ddof=1) / math.sqrt(70)
@@ -153,8 +152,7 @@ def keeping(kind="k-means", receiver=1):
     """Return the second of three parties, with 40 rows and its block of a model."""
     member = Party(data(40)[0][:, 2:4], name="p1", index=1)
     member.n_parties, member.session = 3, 5
-    weights = np.eye(2)[: 1 + (kind == "k-means")]
-    party.keep(member, kind, weights, 0.0, receiver)
+    party.keep(member, kind, np.eye(2)[: 1 + (kind == "k-means")], 0.0, receiver)
     return member
 
 
@@ -203,8 +201,7 @@ def test_models_that_the_server_chooses_tell_how_many_have_a_label(tmp_path):
         grid = RealParties(hand_out(federation, np.zeros(6), b))
         return CoresetEvaluation(MODEL).start(grid).metrics["test_mae"]
 
-    errors = np.array([error(b) for b in range(10)])
-    bends = np.diff(errors, 2) * len(ages) / 2
+    bends = np.diff([error(b) for b in range(10)], 2) * len(ages) / 2
     np.testing.assert_allclose(bends, [3, 9, 0, 2, 0, 0, 16, 0], atol=1e-6)
 
 
@@ -236,8 +233,7 @@ def test_without_a_state_dir_nothing_is_kept(tmp_path):
     X, y = data()
     federation = parties(tmp_path, X, y)
     federation[1].state_dir = None
-    result = MODELS["gram"].start(InProcessGrid(federation))
-    assert not result.model.id
+    assert not MODELS["gram"].start(InProcessGrid(federation)).model.id
     assert not list(tmp_path.glob("*/*.npz"))
 
 
@@ -342,8 +338,7 @@ def test_a_strict_party_evaluates_nothing_in_training(kinds, tmp_path):
 
 def test_a_sum_that_clips_addends_is_refused(tmp_path):
     """The server would learn how many addends are above the bound, again and again."""
-    grid = InProcessGrid(parties(tmp_path, *data()))
-    asked = Parties(Exchange(grid), seed=0)
+    asked = Parties(Exchange(InProcessGrid(parties(tmp_path, *data()))), seed=0)
     with pytest.raises(
         (FederationError, PartyFailed), match="power of two of at least"
     ):
@@ -357,8 +352,7 @@ def test_predictions_that_overflow_are_not_refused(model):
     """The server chooses the coefficients, and would learn which rows are large."""
     member, ask = holding(width=32)
     reply = ask(coefficients=np.resize(model, 32))
-    total = reply["high"] + reply["low"]
-    assert set(np.abs(total)) <= {0.0, party.HIGH}
+    assert set(np.abs(reply["high"] + reply["low"])) <= {0.0, party.HIGH}
     high, low = reply["high"], reply["low"]
     errors = party.errors(member, high, low, unit=1e50, **ROWS)
     assert "test_loss" in errors or errors == {}

@@ -61,8 +61,7 @@ def expected_coreset(g, seed, size, train, check=0):
         rows = draw(g[j], size + check, stream(seed, j, "draw"))
         S.append(rows[first[j] : first[j] + a[j]])
     S = np.concatenate(S)
-    w = totals.sum() / (m * g[:, S].sum(axis=0))
-    return train[S], w
+    return train[S], totals.sum() / (m * g[:, S].sum(axis=0))
 
 
 def regression_scores(X, y, intercept):

@@ -81,8 +81,7 @@ def seen(monkeypatch):
 
 def of_bins(values, scores, count, number=np.mean):
     """Return a number of each of so many bins of rows, in the order of scores."""
-    bins = np.array_split(np.argsort(scores), count)
-    return [number(values[rows]) for rows in bins]
+    return [number(values[rows]) for rows in np.array_split(np.argsort(scores), count)]
 
 
 # -- beside the pooled computation -----------------------------------------------------
@@ -113,8 +112,7 @@ def test_curves_of_two_classes_held_out(solver, seen):
     ((true, _, _, scores, own, *_),) = seen
     probability = np.where(true == 1, own, 1 - own)
     assert result.curves["positives"] == of_bins(true, scores, 12, np.sum)
-    means = of_bins(probability, scores, 12)
-    np.testing.assert_allclose(result.curves["score"], means)
+    np.testing.assert_allclose(result.curves["score"], of_bins(probability, scores, 12))
     assert set(result.curves) == {"rows", "positives", "score"}
     named = "test_true_positives", "test_false_negatives"
     assert sum(result.curves["positives"]) == sum(result.metrics[n] for n in named)
@@ -163,8 +161,7 @@ def test_curves_of_new_rows_that_kernels_evaluate(solver, tmp_path, seen):
         if HOLDER not in curves:
             assert result.curves == {}
             continue
-        means = of_bins(*seen[0][:2], 6)
-        np.testing.assert_allclose(result.curves["true"], means)
+        np.testing.assert_allclose(result.curves["true"], of_bins(*seen[0][:2], 6))
     assert trips[0] == trips[1]
 
 
@@ -310,8 +307,7 @@ def test_sums_that_a_server_shifts_choose_the_bins(life, tmp_path, monkeypatch):
         means.append(np.array(told.get("true", ())))
     np.testing.assert_allclose(means[0], y.reshape(5, 20).mean(axis=1))
     if life is None:
-        differ = 20 * (means[0] - means[1])[0]
-        assert differ == pytest.approx(y[3] - y[50], abs=1e-9)
+        assert 20 * (means[0] - means[1])[0] == pytest.approx(y[3] - y[50], abs=1e-9)
     else:
         assert not len(means[1])
 
@@ -374,8 +370,7 @@ def test_a_server_that_asks_the_label_holder_alone(refused, tmp_path, monkeypatc
         ):
             evaluated(federation)
     else:
-        told = evaluated(federation)
-        assert np.abs(told["predicted"]).max() > 100 * np.abs(X).max()
+        assert np.abs(evaluated(federation)["predicted"]).max() > 100 * np.abs(X).max()
 
 
 def test_the_label_holder_is_not_asked_again_for_curves(tmp_path, monkeypatch):

@@ -34,8 +34,7 @@ def rows(n=40, d=4):
 
 def columns(n=60):
     """Return three parties with other columns of the same rows; the last has labels."""
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(n, 6))
+    X = np.random.default_rng(1).normal(size=(n, 6))
     return by_columns(X, X.sum(axis=1), names="party-{}")
 
 
@@ -71,8 +70,7 @@ def test_a_sum_of_different_questions_is_noise():
     """
     attack = "kernel_kmeans_product", others_get(vectors=np.zeros_like)
     truth = sums_of(kernel_kmeans("plain"), rows(), *attack, real=False)
-    seen = sums_of(kernel_kmeans("ring"), rows(), *attack)
-    for name, array in seen.items():
+    for name, array in sums_of(kernel_kmeans("ring"), rows(), *attack).items():
         # A single number of noise is near the truth by chance: 1e-6 of the time here.
         least = 0.9 if array.size > 100 else 1e-6
         assert error_of(array, truth[name]) > least

@@ -159,8 +159,7 @@ def assert_late_are_refused(grid: FaultyGrid) -> None:
 @pytest.mark.parametrize(("variant", "action"), STEPS)
 def test_once_and_the_run_ends(variant, action, kind, clock):
     """As `check_faults` of :mod:`vfl_flower.testing` shows of every step."""
-    fault = Fault(kind, action, BAD, nth=0, seconds=TIMEOUT + 1)
-    assert_failed(variant, fault, clock)
+    assert_failed(variant, Fault(kind, action, BAD, nth=0, seconds=TIMEOUT + 1), clock)
 
 
 @pytest.mark.parametrize("turn", range(3))
@@ -189,8 +188,7 @@ def test_kinds_in_turn_in_every_step_at_every_party(variant, turn, clock):
 
 def test_requests_are_overtaken(clock):
     """Or the kind would show nothing."""
-    fault = Fault("overtaken", "coresets_totals", BAD)
-    grid, _ = run("paper", [fault], clock)
+    grid, _ = run("paper", [Fault("overtaken", "coresets_totals", BAD)], clock)
     (late,) = grid.late
     assert late.error.reason == "round 1 is over, the last one was 2"
 
@@ -209,8 +207,7 @@ LIKE += ("mufc paper",)
 )
 def test_a_request_that_comes_twice(variant, kind, clock):
     """In every step, at every party; or a reply that comes late, or not in order."""
-    fault = Fault(kind, nth=None, seconds=TIMEOUT / 4)
-    grid, result = run(variant, [fault], clock)
+    grid, result = run(variant, [Fault(kind, nth=None, seconds=TIMEOUT / 4)], clock)
     assert grid.struck == result.ledger.messages
     assert_unchanged(variant, result)
     assert_twins_are_equal(grid)
@@ -219,8 +216,7 @@ def test_a_request_that_comes_twice(variant, kind, clock):
 @pytest.mark.parametrize("kind", HEALED)
 @pytest.mark.parametrize("action", ["hello", "mufc_train"])
 def test_always(action, kind, clock):
-    fault = Fault(kind, action, BAD, nth=None)
-    reason = assert_failed("mufc", fault, clock).reason
+    reason = assert_failed("mufc", Fault(kind, action, BAD, nth=None), clock).reason
     if kind in ("unavailable", "reply unavailable", "overtaken"):
         assert reason == "as planned"
     else:

@@ -53,8 +53,7 @@ CODES = 0.0, 1.0
 def data(n=N):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n, D))
-    real = X[:, 0] * X[:, 3] + X[:, 5] + 0.3 * rng.normal(size=n)
-    return X, real
+    return X, X[:, 0] * X[:, 3] + X[:, 5] + 0.3 * rng.normal(size=n)
 
 
 def labels(real, classes=CLASSES):
@@ -74,8 +73,7 @@ def parties(y=None, count=3, holders=(-1,), n=N):
 
 def run(federation, seed=1, strategy=FDSKLDirect, **settings):
     """Return the result, the parts and the grid; angles have 16 bits by default."""
-    exact = {"masking", "angle_masking"} & settings.keys()
-    bits = {} if exact else {"bits": 16}
+    bits = {} if {"masking", "angle_masking"} & settings.keys() else {"bits": 16}
     given = {"seed": seed, "bandwidth": 1.5, "allow_two_parties": True}
     made = strategy(**given | bits | settings)
     grid = Sent(federation)
@@ -291,8 +289,7 @@ def test_labels_of_any_size_are_learned_as_well(angles, error):
         alpha, bound = pooled_dsg(*args, error=error)
         actual[size] = coefficients(parts) / size
         off = np.abs(coefficients(parts) - alpha).max() / np.abs(alpha).max()
-        limit = bound.max() / np.abs(alpha).max() + 1e-12
-        assert off <= limit < 1e-7
+        assert off <= bound.max() / np.abs(alpha).max() + 1e-12 < 1e-7
     largest = np.abs(actual[1.0]).max()
     for size in (1e9, 1e-9):
         assert np.abs(actual[size] - actual[1.0]).max() <= 1e-12 * largest
@@ -308,8 +305,7 @@ def test_labels_that_are_all_zero_at_all_holders():
 
 def test_scores_that_grow_over_the_bound_of_their_sum_end_the_run():
     """A step of 100 diverges; 2^16 times the largest label, to a power of two."""
-    largest = np.abs(data()[1]).max()
-    bound = 2.0**16 * 2.0 ** math.ceil(math.log2(largest))
+    bound = 2.0**16 * 2.0 ** math.ceil(math.log2(np.abs(data()[1]).max()))
     message = f"scores must be below {bound:.0f} in size for the sum of several label"
     with pytest.raises(FederationError, match=message):
         doubly_stochastic("square", [0, 2], step=100.0, regularization="auto")
@@ -378,8 +374,7 @@ def test_regression_has_an_intercept(unit, origin, holders, step):
 )
 def test_rows_of_each_batch_and_features(settings, labels, batches, features):
     """Two thirds of the rows come first; the bytes are at most half of `direct`'s."""
-    made = FDSKL(**settings)._batches(labels)
-    assert made == (batches, features)
+    assert FDSKL(**settings)._batches(labels) == (batches, features)
 
 
 @pytest.mark.parametrize(
@@ -951,8 +946,7 @@ def test_scales_that_one_bandwidth_cannot_fit_are_warned_of(caplog, strategy, fa
     federation[0].X = np.column_stack([factor * first[:, 1], first[:, 1:]])
     strategy(seed=0, bandwidth=1.0).start(InProcessGrid(federation))
     told = re.findall(r"columns differ by a factor of (\S+),", caplog.text)
-    expected = [factor] if factor > 30 else []
-    assert list(map(float, told)) == pytest.approx(expected)
+    assert list(map(float, told)) == pytest.approx([factor] if factor > 30 else [])
 
 
 def test_what_a_party_or_who_knows_the_seed_learns_is_warned_of(caplog):

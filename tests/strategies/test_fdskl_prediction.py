@@ -24,8 +24,7 @@ HOPS = {("ring", 2): 1, ("ring", 3): 2, ("ring", 5): 4, ("tree", 3): 2, ("tree",
 
 def predicting(model_id, **settings):
     """Return predictions by a model that was trained on angles."""
-    exact = {"masking", "angle_masking"} & settings.keys()
-    bits = {} if exact else {"bits": 16}
+    bits = {} if {"masking", "angle_masking"} & settings.keys() else {"bits": 16}
     return FDSKLPrediction(**{"model_id": model_id, **bits, **settings})
 
 
@@ -165,8 +164,7 @@ def test_the_label_holder_gets_predictions(tmp_path, training, prediction):
     assert (actual.model.id, actual.model.bandwidth) == (result.model.id, 2.0)
     assert actual.model.parts is None
     star = prediction.get("topology", "star") == "star"
-    exact = {"masking", "angle_masking"} & prediction.keys()
-    size = 8 if exact else bits // 8
+    size = 8 if {"masking", "angle_masking"} & prediction.keys() else bits // 8
     block = prediction.get("block_bytes", 16_000_000)
     count = math.ceil(NEW * 48 * size / block)
     trips = {action: len(waits) for action, waits in actual.ledger.waits.items()}

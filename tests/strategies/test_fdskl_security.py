@@ -254,8 +254,7 @@ def test_paper_shows_the_label_holder_differences_of_columns(topology, settings)
     differences = with_known_features(turns, every[0][:, :5])
     true = true - true[0]
     assert len(true) > 50
-    relative = np.linalg.norm(differences - true) / np.linalg.norm(true)
-    assert relative < 1e-6
+    assert np.linalg.norm(differences - true) / np.linalg.norm(true) < 1e-6
 
 
 # -- (b) angle_masking="circle": features are secrets ----------------------------------
@@ -322,8 +321,7 @@ def test_label_holder_gets_the_columns_up_to_a_linear_map(default):
     assert up_to_linear(T, true) < 1e-4
     assert up_to_rotation(rotated(T, V, view.part["bandwidth"]), true) < 0.25
     T = np.column_stack([T, np.ones(len(T))])
-    solution = np.linalg.lstsq(T[:8], true[:8])[0]
-    assert error((T @ solution)[8:], true[8:]) < 1e-2
+    assert error((T @ np.linalg.lstsq(T[:8], true[:8])[0])[8:], true[8:]) < 1e-2
 
 
 @pytest.mark.parametrize(("bits", "precision"), [(8, 3e-3), (32, 1e-9)])
@@ -366,8 +364,7 @@ def test_orthogonal_blocks_tell_whose_a_column_is(monkeypatch, orthogonal):
     blocks = [apart[:, :2], apart[:, 2:]]
     columns = true[:, :2], true[:, 2:]
     errors = np.array([[up_to_linear(b, c) for c in columns] for b in blocks])
-    best = min(errors[0, 0] + errors[1, 1], errors[0, 1] + errors[1, 0])
-    assert best < 1e-2
+    assert min(errors[0, 0] + errors[1, 1], errors[0, 1] + errors[1, 0]) < 1e-2
     assert errors.max() > 0.9
 
 
@@ -404,12 +401,10 @@ def test_cauchy_features_show_the_columns_whatever_their_marginals(kernel, shown
     With half of the features the Laplacian's tell them in 7 of 8 draws, with these in
     all 8.
     """
-    table = data(n=400, kind="normal")
-    _, turns, true = watch(table, kernel=kernel, features=4096)
+    _, turns, true = watch(data(n=400, kind="normal"), kernel=kernel, features=4096)
     T, V = factors(turns, 4, share=0.6 if shown else 1.0)
     assert up_to_linear(T, true) < 1e-3
-    correlations = matched(T @ ica(np.vstack([V, -V]))[1], true)
-    assert (correlations.min() > 0.95) == shown
+    assert (matched(T @ ica(np.vstack([V, -V]))[1], true).min() > 0.95) == shown
 
 
 def test_kernel_values_are_estimated_as_by_so_many_features(default):

@@ -194,8 +194,7 @@ def test_without_the_mechanism_rows_may_be_nearly_the_same(distance, threshold):
     X = np.repeat(rng.normal(size=(2, 3)), 4, axis=0)
     X += distance * rng.normal(size=X.shape)
     settings = {"n_clusters": 2, "n_components": 4, "n_features": 500}
-    federation = [Party(X)]
-    result = simulate(strategy(threshold=threshold, **settings, **WITHOUT), federation)
+    result = simulate(strategy(threshold=threshold, **settings, **WITHOUT), [Party(X)])
     (labels,) = result.model.labels_
     assert adjusted_rand_score(np.repeat([0, 1], 4), labels) == 1
 
@@ -440,8 +439,7 @@ def test_the_models_of_all_iterations_are_seen():
     result = strategy().start(grid, evaluate_fn=evaluate)
     assert list(seen) == list(range(T + 2))
     assert not seen[0].eigenvalues_.size
-    last = seen[T + 1].arrays()
-    np.testing.assert_equal(last, result.model.arrays())
+    np.testing.assert_equal(seen[T + 1].arrays(), result.model.arrays())
     np.testing.assert_equal(seen[T].eigenvalues_, result.model.eigenvalues_)
 
 
@@ -449,8 +447,7 @@ def test_what_is_recorded():
     result = run(coreset_size=EVERY_ROW)
     labels = np.concatenate(result.model.labels_)
     sizes = np.bincount(labels, minlength=K)
-    H = embedding(result)
-    inertia = ((H - result.model.cluster_centers_[labels]) ** 2).sum()
+    inertia = ((embedding(result) - result.model.cluster_centers_[labels]) ** 2).sum()
     assert math.isclose(result.metrics["inertia"], inertia, rel_tol=1e-9)
     assert result.metrics["smallest_cluster"] == sizes.min()
     assert result.metrics["largest_cluster"] == sizes.max()
@@ -523,8 +520,7 @@ def test_columns_far_from_0_are_asked_for_again_less_their_mean(kernel, standard
     assert trips(result.ledger)["kernel_kmeans_begin"] == 2
     assert result.ledger.round_trips == near.ledger.round_trips + 1
     scaled = (X - X.mean(axis=0)) / X.std(axis=0) if standardize else X
-    expected = numpy_gamma(kernel, scaled)
-    assert math.isclose(result.model.gamma, expected, rel_tol=1e-6)
+    assert math.isclose(result.model.gamma, numpy_gamma(kernel, scaled), rel_tol=1e-6)
     if not standardize:
         labels = np.concatenate(result.model.labels_)
         assert adjusted_rand_score(data()[1], labels) > 0.95
@@ -666,8 +662,7 @@ other = functools.partial(of_party, 1)
 
 def garbage(values):
     """Return other words, under which masks do not cancel."""
-    rng = np.random.default_rng(3)
-    return rng.integers(2**64, size=values.shape, dtype=np.uint64)
+    return np.random.default_rng(3).integers(2**64, size=values.shape, dtype=np.uint64)
 
 
 def shifted(power):
@@ -888,8 +883,7 @@ def test_the_server_chooses_the_number_of_clusters():
     np.testing.assert_allclose(result.model.cluster_centers_, pooled.centers, atol=1e-5)
     assert result.metrics["passes"] == pooled.passes
     for most, warned in ((7, False), (4, True)):
-        made = by_sums(n_clusters=most, **settings)
-        text = " ".join(made.shortfalls(result.metrics))
+        text = " ".join(by_sums(n_clusters=most, **settings).shortfalls(result.metrics))
         assert ("4 clusters were chosen" in text) == warned
 
 

@@ -161,8 +161,7 @@ def outside(G, A):
     """Return how far rows of features are outside the range of G, from 0 to 1."""
     values, vectors = np.linalg.eigh(G)
     inside = A @ vectors[:, values > 1e-9 * values[-1]]
-    share = (inside**2).sum(axis=1) / (A**2).sum(axis=1)
-    return np.sqrt(np.maximum(0, 1 - share))
+    return np.sqrt(np.maximum(0, 1 - (inside**2).sum(axis=1) / (A**2).sum(axis=1)))
 
 
 def auc(members, others):
@@ -412,15 +411,13 @@ def test_points_show_columns_that_are_independent_and_not_normal():
 def test_a_party_of_as_few_distinct_rows_as_clusters_sends_their_points(repeats):
     """Its cost is 0, so it sends no draws, and its centres are its rows."""
     X = exponential(62)
-    parts = [X[:30], X[30:60], np.repeat(X[60:], repeats, axis=0)]
-    grid = watch(parts)
+    grid = watch([X[:30], X[30:60], np.repeat(X[60:], repeats, axis=0)])
     assert sent(grid, "kernel_kmeans_local", "cost", 2) == [0.0]
     (weights,) = sent(grid, "kernel_kmeans_sample", "weights", 2)
     assert weights.tolist() == [repeats, repeats]
     points = coreset(grid, 3)[2]
     rows = embed_rows(parts_of(grid)[0], X[60:])
-    distances = np.linalg.norm(points[:, None] - rows, axis=2)
-    assert distances.min(axis=0).max() < 1e-9
+    assert np.linalg.norm(points[:, None] - rows, axis=2).min(axis=0).max() < 1e-9
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -453,8 +450,7 @@ def test_without_the_seed_points_do_not_say_which_rows_they_are():
     right = Attacker(grid, seed_of_parties(grid)).part()
 
     def scores(part):
-        rows = embed_rows(part, X)
-        return np.linalg.norm(rows[:, None] - points, axis=2).min(axis=1)
+        return np.linalg.norm(embed_rows(part, X)[:, None] - points, axis=2).min(axis=1)
 
     held = scores(right) < 1e-9
     assert 15 <= held.sum() <= 45

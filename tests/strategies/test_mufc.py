@@ -247,8 +247,7 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
     for party, mine in zip(parties, model.labels_, strict=True):
         assert predicted(party, model.id) == party.ids.tolist()
         lines = (party.state_dir / f"predictions-{model.id}.csv").read_text()
-        actual = [int(line.split(",")[1]) for line in lines.split()[1:]]
-        assert actual == mine.tolist()
+        assert [int(line.split(",")[1]) for line in lines.split()[1:]] == mine.tolist()
 
 
 @pytest.mark.parametrize(
@@ -264,8 +263,7 @@ def test_all_keep_a_state_or_nobody(tmp_path, parties, caplog, without_folder, s
     assert "this model cannot forget" in caplog.text
     assert [len(labels) for labels in model.labels_] == [14, 9, 6]
     names = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    count = 3 - len(without_folder)
-    assert names == [f"predictions-{model.id}.csv"] * count
+    assert names == [f"predictions-{model.id}.csv"] * (3 - len(without_folder))
 
 
 def test_a_party_needs_a_name_to_forget_later(tmp_path, parties, folder):
@@ -483,8 +481,7 @@ def test_rows_that_are_gone_unasked_end_the_run(parties, folder, caplog, model):
     before = files(folder)
     rule = "must hold the rows of training that were not forgotten"
     for asked, remaining in ([], 14), (gone[:1], 13):
-        run = partial(forget, less, folder, model, asked)
-        failure("north", "forget", run, rule)
+        failure("north", "forget", partial(forget, less, folder, model, asked), rule)
         line = f"{remaining} rows of training were not forgotten: the data hold 12 of"
         assert line in caplog.text
     assert files(folder) == before
@@ -569,8 +566,7 @@ def test_status(parties, folder, caplog):
 @pytest.mark.parametrize("settings", [{}, {"privacy": "none"}])
 def test_a_connected_party_leaves(parties, folder, settings):
     model = train(parties, folder, **settings).model.id
-    rows = len(centroid_ids(parties[2], model))
-    assert rows
+    assert len(centroid_ids(parties[2], model))
     for party in (parties[0], parties[2]):
         (party.state_dir / "forget.txt").write_text(f"{party.name}.0\n")
     result = simulate(departure(parties, folder, model, " west "), parties)
@@ -1043,8 +1039,7 @@ def test_no_file_holds_a_forgotten_row(deployment, before, then, caplog, capsys)
 
 
 def test_a_party_that_leaves_keeps_no_row(deployment):
-    i = deployment.drawn(1)[0]
-    bins = deployment.bin(1, i)
+    bins = deployment.bin(1, deployment.drawn(1)[0])
     shutil.rmtree(deployment.top / "output1")
     assert bins[0] in deployment.text_of()
     config = {"task": "forget-client", "model-id": deployment.model()}

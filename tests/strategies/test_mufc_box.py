@@ -38,8 +38,7 @@ def clustered(table, box):
     """Return the adjusted Rand index of the clusters, and the warnings."""
     X, group = table
     result = simulate(MUFC(3, box=box), parties(X), seed=0)
-    labels = result.model.predict(X)
-    return adjusted_rand_score(group, labels), result.warnings
+    return adjusted_rand_score(group, result.model.predict(X)), result.warnings
 
 
 def test_text_counts_less_where_the_box_names_columns(table):

@@ -77,8 +77,7 @@ def test_given_settings_take_the_place_of_the_paper_s_in_a_run(name):
     strategy, published, given, parties = CASES[name]
     chosen = strategy.paper(**given, seed=1)
     assert values_of(chosen) == defaults(strategy) | published | given | {"seed": 1}
-    result = simulate(chosen, parties)
-    assert STEPS[name] <= result.ledger.waits.keys()
+    assert STEPS[name] <= simulate(chosen, parties).ledger.waits.keys()
 
 
 def test_the_paper_s_regression_has_each_of_its_penalties_and_its_baseline():

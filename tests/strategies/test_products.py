@@ -36,8 +36,7 @@ def data():
     X = rng.normal(size=(N, 7)) * [1, 10, 100, 1, 1e3, 1, 1] + [0, 5, 1e4, 0, 0, 3, 0]
     X[:, 5] = X[:, 0] + X[:, 1]
     X[:, 6] = rng.integers(2, size=N)
-    y = X @ np.arange(1.0, 8.0) + 5 + 10 * rng.normal(size=N)
-    return X, y
+    return X, X @ np.arange(1.0, 8.0) + 5 + 10 * rng.normal(size=N)
 
 
 def parties(count=3, holder=-1, X=None, y=None):

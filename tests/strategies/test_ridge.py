@@ -178,8 +178,7 @@ def test_balanced_classes_move_the_threshold_and_nothing_else(monkeypatch, targe
     solved = []
 
     def look(gram, sizes, kind, class_weights):
-        alike = np.ones(len(class_weights))
-        plain = fit_gram(gram, sizes, kind, class_weights=alike)
+        plain = fit_gram(gram, sizes, kind, class_weights=np.ones(len(class_weights)))
         solved.append((plain, class_weights))
         return fit_gram(gram, sizes, kind, class_weights=class_weights)
 
@@ -279,8 +278,7 @@ def test_another_party_computes(tmp_path):
 @pytest.mark.parametrize("density", [0.3, 0.8, 1.0])
 def test_relevant_features_have_at_least_the_density_of_the_pilot(angles, density):
     """And about as many angles of each kind, the sparsest one at the largest width."""
-    pilot = Joint([2.0], [angles], [density], 16)
-    joint = server._relevant(pilot)
+    joint = server._relevant(Joint([2.0], [angles], [density], 16))
     kinds = min(angles, 3)
     assert joint.relevant
     assert joint.angles == angles
@@ -317,13 +315,11 @@ def test_new_rows_are_predicted(trained, monkeypatch, dealer, rows, trips):
     features = sum(part["local"] for part in result.model.parts) + 24
     monkeypatch.setattr(ridge_dealing, "ROW_NUMBERS", rows * features)
     predicting = RidgePrediction(result.model.id, dealer=dealer)
-    grid = RealParties(by_columns(X, folder=folder))
-    predicted = predicting.start(grid)
+    predicted = predicting.start(RealParties(by_columns(X, folder=folder)))
     assert predicted.ledger.round_trips == trips
     header, table = rows_of(folder)
     assert header == "row,prediction,score,probability"
-    blocks = np.array_split(X, 3, axis=1)
-    scores = result.model.decision_function(blocks)[:, 0]
+    scores = result.model.decision_function(np.array_split(X, 3, axis=1))[:, 0]
     assert np.abs(table[:, 2] - scores).max() < 0.02
     assert np.array_equal(table[:, 1], 1.0 + (table[:, 2] > 0))
     assert ((table[:, 3] > 0) & (table[:, 3] < 1)).all()
@@ -416,15 +412,12 @@ def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
         return off_by(factors @ map_) / off_by(others[known].mean(axis=0))
 
     def off_by(guessed):
-        rest = np.delete(guessed - others, known, axis=0)
-        return np.sqrt((rest**2).mean(axis=0))
+        return np.sqrt((np.delete(guessed - others, known, axis=0) ** 2).mean(axis=0))
 
     angles = []
     for part, block in zip(result.model.parts[:2], (X[:, :2], X[:, 2:4]), strict=True):
-        fitted = unpack_local(part)
-        angles.append(part_angles(part, fitted, block[rows], 64))
-    turns = (sum(angles) - sum(angles).mean(axis=0) + 0.5) % 1.0
-    assert guess(turns).max() < 0.1
+        angles.append(part_angles(part, unpack_local(part), block[rows], 64))
+    assert guess((sum(angles) - sum(angles).mean(axis=0) + 0.5) % 1.0).max() < 0.1
     seen = listening.angles[-1].reshape(len(rows), -1) / 2.0**16
     assert guess(seen).min() > 0.97
     assert guess(np.cos(2 * np.pi * seen)).min() > 0.97
@@ -490,8 +483,7 @@ def test_few_rows_have_the_finest_features_that_a_ring_holds(rows):
     finest = joint_fraction(rows)
     assert finest > FRACTION
     assert finest % 2 == 0
-    bound = bounds.LARGEST
-    room = {"bound": bound, "square_sum": bounds.MOST_MEAN_SQUARE * rows}
+    room = {"bound": bounds.LARGEST, "square_sum": bounds.MOST_MEAN_SQUARE * rows}
     assert gram_fixed_point(rows, fraction=finest, **room).bits == 63
     with pytest.raises(ValueError, match="fraction must be at most"):
         gram_fixed_point(rows, fraction=finest + 2, **room)
@@ -590,8 +582,7 @@ def test_angles_are_taken_once_where_rows_have_no_distance():
 def test_one_turn_where_a_party_deals_or_the_bandwidth_is_given():
     for settings in ({"dealer": "p0"}, {"bandwidth": 1.0}):
         training = strategy(relevance=True, joint_features=16, **settings)
-        result = simulate(training, parties(), seed=0)
-        assert "relevance" not in result.model.parts[0]
+        assert "relevance" not in simulate(training, parties(), seed=0).model.parts[0]
 
 
 @pytest.mark.parametrize(
@@ -631,8 +622,7 @@ def test_a_party_opens_the_products_of_its_frequencies_alone():
     sent = ridge_relevance.hidden_probes(deal, of_holder[1], opening, B, bytes(32))
     asked(made, again, **SECOND, probes={2: sent})
     state = made.recall(RidgeState)
-    omega = frequencies_of(made, state, JOINT, 2)
-    expected = np.sqrt(relevance_of(omega.T @ B))
+    expected = np.sqrt(relevance_of(frequencies_of(made, state, JOINT, 2).T @ B))
     np.testing.assert_allclose(state.relevance, expected, rtol=1e-4)
 
 
@@ -981,8 +971,7 @@ def test_features_leave_four_rows_each():
         with pytest.raises(FederationError, match="features must leave 4 rows"):
             simulate(strategy(joint_features=features), parties(), seed=0)
     result = simulate(strategy(), parties(), seed=0)
-    columns = result.metrics["features"] + result.metrics["local_columns"] + 2
-    assert columns <= N // 4
+    assert result.metrics["features"] + result.metrics["local_columns"] + 2 <= N // 4
     assert result.metrics["local_columns"] <= 3 * 5  # of few rows, a small share
 
 
@@ -1060,8 +1049,7 @@ def test_consent_asks_for_rows_of_a_gram_matrix(tmp_path):
 def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_path):
     """The four of the others, those of both turns, alike here, and the training."""
     training = strategy(joint_features=16, seed=0, relevance=True)
-    plain = real(tmp_path / "a", 3, allow_seed=True)
-    result = training.start(RealParties(plain))
+    result = training.start(RealParties(real(tmp_path / "a", 3, allow_seed=True)))
     columns = 2 * (result.metrics["local_columns"] + 2 + 16) + 1
     refused = pytest.raises(PartyFailed, match=r"'p2'.*leave it .* times for the life")
     for more, outcome in ((3, refused), (4, nullcontext())):

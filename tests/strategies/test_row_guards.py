@@ -50,8 +50,7 @@ def test_each_step_says_over_which_rows_it_adds_up(action):
     step = STEPS[action]
     assert "sums_over" in vars(step.function), "without an answer of its own"
     assert step.rows in get_args(SumRows)
-    asks_itself = "sum_over" in calls(step.function)
-    assert asks_itself == (step.rows in ("request", "party"))
+    assert ("sum_over" in calls(step.function)) == (step.rows in ("request", "party"))
     reveals_rows = {reveal.kind for reveal in step.reveals}
     if step.rows == "none" and reveals_rows:
         assert step.why, "what hides a single row?"
@@ -94,8 +93,7 @@ class Federation:
 
     def take(self, rows_of_victim):
         """Let the victim's session have some of its rows, as an order would."""
-        party = self.parties[VICTIM]
-        made = party.take(np.asarray(rows_of_victim))
+        made = self.parties[VICTIM].take(np.asarray(rows_of_victim))
         made.ids_digest = self.parties[0].ids_digest  # the server compares nothing
         made.order_key = f"order {sorted(rows_of_victim)}"
         return [self.parties[0], made, self.parties[2]]

@@ -290,8 +290,7 @@ def test_levels_of_a_file(tmp_path):
 
 
 def test_levels_of_a_server_apply_to_no_node_with_data(folder):
-    node = {"data": str(folder / "0.csv")}
-    assert not party_source(node, RUN).levels
+    assert not party_source({"data": str(folder / "0.csv")}, RUN).levels
     assert make_strategy(checked(RUN)).n_clusters == 10
 
 
@@ -310,8 +309,7 @@ def test_supernodes_and_one_process_give_the_same(folder):
     consent = "[leaves]\nrow-sums = true\nembedded-rows = true\n"
     grid = SuperNodes(folder, consent, {"levels": LEVELS}, strategy="fk-kmeans")
     model = strategy.start(grid).model
-    theirs = simulate(strategy, loaded(folder)).model
-    for m, labels in enumerate(theirs.labels_):
+    for m, labels in enumerate(simulate(strategy, loaded(folder)).model.labels_):
         path = folder.parent / f"state-{m}" / f"predictions-{model.id}.csv"
         with path.open() as file:
             written = [int(row["prediction"]) for row in csv.DictReader(file)]

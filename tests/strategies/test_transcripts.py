@@ -115,8 +115,7 @@ def test_only_rows_of_the_coreset_are_in_messages(name):
     others = np.setdiff1d(np.arange(N), rows)
     assert actual(patterns(X[rows]), transcript) == patterns(X[rows])
     assert not actual(patterns(X[others]), transcript)
-    regression = isinstance(strategy, CoresetVRLR)
-    labels = patterns(y[rows]) if regression else set()
+    labels = patterns(y[rows]) if isinstance(strategy, CoresetVRLR) else set()
     assert actual(patterns(y), transcript) == labels
 
 
