@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transcripts import is_uniform
 
 import vfl_flower as vf
-from vfl_flower import Alignment, Consent, FederationError, Party, PartyFailed
+from vfl_flower import Alignment, FederationError, Party, PartyFailed
 from vfl_flower.clients import alignment as client
 from vfl_flower.party.party import PartyError
 from vfl_flower.party.row_order import load_order, normal_ids
@@ -530,11 +530,3 @@ def test_a_shared_key_that_is_none(write, rule, tmp_path):
         vf.simulate(Alignment("q4", method="keyed"), federation)
     assert caught.value.party == "p1"
     assert str(tmp_path) not in str(caught.value)
-
-
-def test_consent():
-    """Nothing has to be listed in [leaves]: points are no kind of row."""
-    federation = parties(*own_lists())
-    for member in federation:
-        member.consent = Consent(peers=None, strategies=["align"], tasks=["train"])
-    assert Alignment("q4").start(RealParties(federation)).metrics["common"] > 0

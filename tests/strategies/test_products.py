@@ -112,14 +112,6 @@ def test_a_triple_of_another_run_is_refused(monkeypatch):
         simulate(ON_ALL_ROWS, parties(), seed=0)
 
 
-@pytest.mark.parametrize("dealer", ["p2", "p9", "p0"])
-def test_a_dealer_neither_computes_nor_holds_labels(dealer):
-    strategy = CoresetVRLR(solver="gram", sampling="full", dealer=dealer)
-    federation = parties(2 if dealer == "p0" else 3)
-    with pytest.raises(FederationError, match="dealer must be 'server' or the name"):
-        simulate(strategy, federation, seed=0)
-
-
 def test_the_labels_count_among_the_columns():
     """Seven columns and the labels need 32 rows, which no party is asked for."""
     grid = Recorder(parties())
@@ -129,12 +121,20 @@ def test_the_labels_count_among_the_columns():
 
 
 @pytest.mark.parametrize(
-    ("computes", "dealer"), [("p2", "server"), ("p9", "server"), ("p0", "p0")]
+    ("count", "settings", "rule"),
+    [
+        *((3, {"dealer": name}, "dealer must be 'server' or") for name in ("p2", "p9")),
+        (2, {"dealer": "p0"}, "dealer must be 'server' or the name"),
+        *(
+            (3, {"computes": name}, "computes must be the name")
+            for name in ("p2", "p9")
+        ),
+        (3, {"computes": "p0", "dealer": "p0"}, "computes must be the name of a party"),
+    ],
 )
-def test_who_computes_neither_deals_nor_holds_labels(computes, dealer):
-    strategy = CoresetVRLR(sampling="full", dealer=dealer, computes=computes)
-    with pytest.raises(FederationError, match="computes must be the name of a party"):
-        simulate(strategy, parties(3), seed=0)
+def test_labels_dealing_and_computing_are_of_different_parties(count, settings, rule):
+    with pytest.raises(FederationError, match=rule):
+        simulate(ON_ALL_ROWS.replace(**settings), parties(count), seed=0)
 
 
 def one_of_three(**more):
