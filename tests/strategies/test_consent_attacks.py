@@ -94,16 +94,13 @@ def one(asked, j, step, sums=None, **values):
         for name, spec in (sums or {}).items()
     }
     last = list(asked._last)
+    blocks = asked._blocks(coresets.totals, [])
     try:
-        return asked._round_trip(step, {j: values}, {j: wanted}, _blocks(asked))[j]
+        return asked._round_trip(step, {j: values}, {j: wanted}, blocks)[j]
     except PartyFailed as error:
         asked._last = last
         asked.refusal = error.reason
         return None
-
-
-def _blocks(asked):
-    return asked._blocks(coresets.totals, [])
 
 
 COINS = np.random.default_rng(3).integers(0, 2, N).astype(float)
@@ -432,9 +429,8 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
     asked.ask(sizes, version=1, run=model, centers=np.zeros((1, 2)))
     asked = greet(asked.grid, "horizontal")
     leave = {"leaving": [0], "kind": "forget-client", "settings": agreed()}
-    question = mufc_forgetting.forget.summing(**COUNTS)
     given = {"model": model, "before": model, "run": model, "key": bytes(16)}
-    asked.ask(question, version=1, **given, **leave)
+    asked.ask(mufc_forgetting.forget.summing(**COUNTS), version=1, **given, **leave)
 
 
 # -- the file and the journal ----------------------------------------------------------

@@ -213,9 +213,8 @@ def test_two_parties_only_where_it_is_allowed(tmp_path):
 
 
 def test_other_parties_or_columns_than_in_training(tmp_path):
-    model = trained(tmp_path, "central")
     new = parties(tmp_path, *data(40))
-    predict = CoresetPrediction(model.id)
+    predict = CoresetPrediction(trained(tmp_path, "central").id)
     swapped = [
         dataclasses.replace(new[j], state_dir=new[k].state_dir)
         for j, k in ((0, 1), (1, 0), (2, 2))

@@ -71,8 +71,7 @@ def regression_scores(X, y, intercept):
         if intercept:
             block = block - block.mean(axis=0)
         if j == 2:
-            extra = [np.ones(n)] if intercept else []
-            block = np.column_stack([block, *extra, y])
+            block = np.column_stack([block, *([np.ones(n)] if intercept else []), y])
         U, s, _ = np.linalg.svd(block / np.linalg.norm(block, axis=0), False)
         g.append((U[:, s > 1e-10 * s[0]] ** 2).sum(axis=1) + 1 / n)
     return np.array(g)
@@ -564,9 +563,8 @@ STRATEGIES = {
 )
 def test_a_reply_that_cannot_be_right(name, action, change, reason):
     X, y = data()
-    grid = Changed(parties(X, y), action, change)
     with pytest.raises(PartyFailed, match=reason) as caught:
-        STRATEGIES[name].start(grid)
+        STRATEGIES[name].start(Changed(parties(X, y), action, change))
     assert (caught.value.party, caught.value.action) == ("party-2", action)
 
 

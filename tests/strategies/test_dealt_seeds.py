@@ -73,10 +73,9 @@ def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
 
     monkeypatch.setattr(dealing, "deal_row_owner", false)
     nothing_is_multiplied(monkeypatch, triples.PredictionTriple, "share_of_weights", 0)
-    strategy = LINEAR["kernel"].replace(test_fraction=0.3)
     rule = "'p2'.*the dealer must give party 0 and party 1 the seeds of the masks"
     with pytest.raises(PartyFailed, match=rule):
-        simulate(strategy, parties(), seed=0)
+        simulate(LINEAR["kernel"].replace(test_fraction=0.3), parties(), seed=0)
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -91,10 +90,9 @@ def test_a_false_triple_of_relevance_is_refused(monkeypatch, place):
         return first, Dealt.of(deal, 1, second.seed, changed)
 
     monkeypatch.setattr(ridge_relevance.triples, "deal_predictions", false)
-    strategy = LINEAR["kernel"].replace(relevance=True)
     rule = "'p2'.*the triple of the dealer must be right, and is not: the relevance"
     with pytest.raises(PartyFailed, match=rule):
-        simulate(strategy, parties(), seed=0)
+        simulate(LINEAR["kernel"].replace(relevance=True), parties(), seed=0)
 
 
 def test_a_digest_is_of_one_seed_owner_and_use():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from consents import letting, limited
+from consents import distances, letting, limited
 from deviating import RealParties, fitted, sums_of
 from federations import by_columns
 
@@ -18,7 +18,7 @@ from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.fdskl import angle_sums
 from vfl_flower.party.consent import ALLOW_ALL, Limit
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.protocol.steps import Sum, each
+from vfl_flower.protocol.steps import Sum
 from vfl_flower.secure_aggregation.limbs import LIMB
 from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.server.exchange import Exchange
@@ -104,19 +104,6 @@ def test_what_is_sealed_opens_only_under_the_same_question(monkeypatch, change):
         strategy.start(RealParties(columns()))
 
 
-def distances(asked, blocks=None):
-    """Ask for distances of the first rows; return their sum."""
-    if blocks is not None:
-        asked._blocks = blocks
-    return asked.secure_sum(
-        coresets.distances.summing(distances=2.0**20),
-        centers=each([np.zeros((1, party.n_columns)) for party in asked]),
-        test_fraction=0.0,
-        start=0,
-        stop=20,
-    )["distances"]
-
-
 def test_a_party_checks_its_own_digest():
     """Else the server could commit to other inputs than those it tells."""
     asked = Parties(Exchange(RealParties(columns())), seed=0)
@@ -127,13 +114,14 @@ def test_a_party_checks_its_own_digest():
         digests = blocks.digests[:32] + bytes(32) + blocks.digests[64:]
         return replace(blocks, digests=digests)
 
+    asked._blocks = forged
     with pytest.raises(PartyFailed, match="the digest of what this party is told"):
-        distances(asked, forged)
+        distances(asked, 20)
 
 
 def test_lists_of_digests_that_differ_give_noise(monkeypatch):
     """Each party finds its own inputs in the list, but the lists are not one."""
-    truth = distances(Parties(Exchange(RealParties(columns())), seed=0))
+    truth = distances(Parties(Exchange(RealParties(columns())), seed=0), 20)
     pack = Frame.pack
 
     def apart(self):
@@ -145,7 +133,7 @@ def test_lists_of_digests_that_differ_give_noise(monkeypatch):
     monkeypatch.setattr(Frame, "pack", apart)
     monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
     monkeypatch.setattr(Parties, "_sum_of", lambda self, *sums: unmask_sum(*sums[1:]))
-    seen = distances(Parties(Exchange(RealParties(columns())), seed=0))
+    seen = distances(Parties(Exchange(RealParties(columns())), seed=0), 20)
     assert np.abs(seen - truth).min() > 1e-6
 
 
@@ -170,9 +158,8 @@ def test_test_losses_are_of_no_row(solver):
 def test_rows_of_distances_count_as_rows_that_leave():
     parties = columns()
     parties[VICTIM].consent = limited(20)
-    strategy = CoresetVKMC(3, size=20, evaluate="full", seed=0)
     with pytest.raises(PartyFailed, match="consent lets 20 rows"):
-        strategy.start(RealParties(parties))
+        CoresetVKMC(3, size=20, evaluate="full", seed=0).start(RealParties(parties))
 
 
 # -- rows as centres, pairs, labels ----------------------------------------------------
@@ -184,14 +171,8 @@ def centres(asked, k, rows=None):
     if rows is not None:
         rows = np.asarray(rows, dtype=np.uint32)
         coreset = coresets.WeightedRows(rows, np.ones(len(rows)))
-    replies = asked.ask(
-        coresets.local_clusters,
-        n_clusters=k,
-        local_clustering="lloyd",
-        test_fraction=0.0,
-        coreset=coreset,
-    )
-    return replies[VICTIM]["centers"]
+    given = {"local_clustering": "lloyd", "test_fraction": 0.0, "coreset": coreset}
+    return asked.ask(coresets.local_clusters, n_clusters=k, **given)[VICTIM]["centers"]
 
 
 def asking(parties, *kinds):
@@ -236,17 +217,10 @@ def test_bounds_of_sums_do_not_find_an_addend():
             return super()._clipped(step, replies)
 
     asked = Watching(Exchange(RealParties(parties)), seed=0)
-    centers = [np.zeros((1, party.X.shape[1])) for party in parties]
     low, high = 0.0, 64.0
     for _ in range(40):
         bound = (low + high) / 2
-        asked.ask(
-            coresets.distances.summing(distances=bound),
-            centers=each(centers),
-            test_fraction=0.0,
-            start=0,
-            stop=1,
-        )
+        distances(asked, 1, bound=bound)
         low, high = (bound, high) if told[-1] else (low, bound)
     truth = float((parties[VICTIM].X[0] ** 2).sum())
     assert abs(low - truth) / truth > 0.5

@@ -242,9 +242,8 @@ def test_silent_party_ends_the_run_in_time_by_a_real_clock():
 
 def test_all_silent_parties_are_named(clock):
     faults = [Fault("lose reply", "coresets_scores", party=None, nth=None)]
-    grid = FaultyGrid(parties(3), faults)
     with pytest.raises(PartyFailed) as caught:
-        VARIANTS["fused"].start(grid, timeout=TIMEOUT)
+        VARIANTS["fused"].start(FaultyGrid(parties(3), faults), timeout=TIMEOUT)
     assert caught.value.party == "airline, weather, registry"
 
 

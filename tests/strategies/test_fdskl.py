@@ -296,10 +296,9 @@ def test_labels_of_any_size_are_learned_as_well(angles, error):
 
 
 def test_labels_that_are_all_zero_at_all_holders():
-    federation = parties(np.zeros(N), holders=[0, 2])
     settings = {"loss": "square", "target": "continuous"}
     for given in (published(4, 2), DS):
-        _, parts, _ = run(federation, **given, **settings)
+        _, parts, _ = run(parties(np.zeros(N), holders=[0, 2]), **given, **settings)
         assert not any(parts[j]["coef"].any() for j in (0, 2))
 
 
@@ -471,11 +470,10 @@ def test_direct_equals_the_exact_solution_on_pooled_angles(variant):
     M = result.metrics["features"]
     assert result.metrics["rows"] == len(rows)
     bits = 64 if settings.get("masking") else settings.get("bits", 16)
-    angles = pooled_angles(parts, rows, bits)
     Y = y[:, None] if settings.get("target") == "continuous" else one_vs_rest(y)
     lam = settings.get("regularization")
     rng = stream(1, 2, "cross-validation")
-    actual = fit(angles, Y[rows], settings["loss"], lam, rng)
+    actual = fit(pooled_angles(parts, rows, bits), Y[rows], settings["loss"], lam, rng)
     np.testing.assert_array_equal(parts[2]["coef"], actual.coef / np.sqrt(M))
     np.testing.assert_array_equal(parts[2]["intercept"], actual.intercept)
     assert result.metrics["regularization"] == actual.regularization
@@ -900,9 +898,8 @@ def test_what_the_server_refuses_after_the_greeting(federation, settings, messag
     """By default the bandwidth would be the first question."""
     grid = Sent(federation())
     given = {"allow_two_parties": True, "seed": 0, **settings}
-    strategy = given.pop("strategy", FDSKLDirect)(**given)
     with pytest.raises(FederationError, match=message):
-        strategy.start(grid)
+        given.pop("strategy", FDSKLDirect)(**given).start(grid)
     assert grid.actions == ["hello"]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from consents import distances
 from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
@@ -19,7 +20,6 @@ from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.party.identity import load_identity, pack_credentials, parse_credentials
 from vfl_flower.party.journal import FILE, journal_of
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.keys import encode_key, new_private_key, public_key
 from vfl_flower.server.exchange import Exchange
 from vfl_flower.server.parties import Parties
@@ -54,17 +54,6 @@ def greet(parties):
     return Parties(Exchange(RealParties(parties)))
 
 
-def distances(asked, start=0):
-    """Ask for the sums of squares of the first rows, under masks."""
-    return asked.secure_sum(
-        coresets.distances.summing(distances=2.0**20),
-        centers=each([np.zeros((1, 2))] * len(asked)),
-        test_fraction=0.0,
-        start=start,
-        stop=start + 20,
-    )["distances"][:, 0]
-
-
 def kept(asked, place=VICTIM):
     """Return what a party keeps of the run."""
     return asked.grid._contexts[1000 + place].state
@@ -87,7 +76,7 @@ def computing(monkeypatch):
 def refused(asked, computing, reason):
     """Check that the victim refuses, has computed nothing and keeps no keys."""
     with pytest.raises(PartyFailed, match=reason) as caught:
-        distances(asked)
+        distances(asked, 20)
     assert caught.value.party == "b"
     assert VICTIM not in computing
     assert {"peers", "seed"}.isdisjoint(kept(asked)["session"])
@@ -109,7 +98,7 @@ def played(tmp_path, victim, n_parties):
 def test_a_server_that_plays_the_peers_has_the_addend(honest, tmp_path, n_parties):
     """Without consent nobody is checked: the error is that of the fixed point."""
     victim = honest[VICTIM]
-    seen = distances(greet(played(tmp_path, victim, n_parties)))
+    seen = distances(greet(played(tmp_path, victim, n_parties)), 20)
     truth = (victim.X[:20] ** 2).sum(axis=1)
     assert np.abs(seen - truth).max() / np.abs(truth).max() < 1e-9
 
@@ -128,8 +117,8 @@ def test_pinned_peers_are_accepted(honest):
         one.consent = consent(honest)
     asked = greet(honest)
     truth = sum((one.X**2).sum(axis=1) for one in honest)
-    np.testing.assert_allclose(distances(asked), truth[:20], atol=1e-9)
-    np.testing.assert_allclose(distances(asked, 20), truth[20:], atol=1e-9)
+    np.testing.assert_allclose(distances(asked, 20), truth[:20], atol=1e-9)
+    np.testing.assert_allclose(distances(asked, 40, 20), truth[20:], atol=1e-9)
 
 
 # -- what the server alters on the way -------------------------------------------------
@@ -178,7 +167,7 @@ def test_a_hello_that_is_replayed_ends_at_the_second_message(honest, signature):
     honest[VICTIM].consent = consent(honest)
     if signature == b"earlier":
         earlier = greet(honest)
-        distances(earlier)
+        distances(earlier, 20)
         signature = earlier._signed[2]
     asked = greet(honest)
     question = {"test_fraction": 0.0, "labels": False}
@@ -203,9 +192,9 @@ def test_a_key_that_is_trusted_on_first_use_stays(honest, tmp_path, computing):
     victim = honest[VICTIM]
     victim.consent = consent(honest, peers={}, trust_on_first_use=True)
     first = {one.name: text_of(one.state_dir) for one in honest if one is not victim}
-    distances(greet(honest))
+    distances(greet(honest), 20)
     assert trusted(victim) == first
-    distances(greet(honest))
+    distances(greet(honest), 20)
     computing.clear()
     honest[0] = party(tmp_path / "server", "a", 0)
     refused(greet(honest), computing, "'a' must be the one that is trusted on first us")
@@ -219,7 +208,7 @@ def test_a_refused_message_trusts_nobody(honest):
     victim.consent = consent(honest, peers={}, trust_on_first_use=True, leaves=few)
     asked = greet(honest)
     with pytest.raises(PartyFailed, match="consent lets 5 rows"):
-        distances(asked)
+        distances(asked, 20)
     assert trusted(victim) == {}
     assert "peers" not in kept(asked)["session"]
 
@@ -231,5 +220,5 @@ def test_a_journal_of_before_there_were_peers(honest):
     trusted(victim)
     with closing(sqlite3.connect(victim.state_dir / FILE)) as db:
         db.execute("DROP TABLE peers")
-    distances(greet(honest))
+    distances(greet(honest), 20)
     assert set(trusted(victim)) == {"a", "c"}

@@ -431,12 +431,11 @@ def test_rows_of_other_columns(shape):
 
 def test_the_models_of_all_iterations_are_seen():
     seen = {}
-    grid = InProcessGrid(by_rows())
 
     def evaluate(t, arrays):
         seen[t] = KernelKMeansModel.from_arrays(arrays)
 
-    result = strategy().start(grid, evaluate_fn=evaluate)
+    result = strategy().start(InProcessGrid(by_rows()), evaluate_fn=evaluate)
     assert list(seen) == list(range(T + 2))
     assert not seen[0].eigenvalues_.size
     np.testing.assert_equal(seen[T + 1].arrays(), result.model.arrays())

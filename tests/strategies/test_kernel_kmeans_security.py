@@ -59,10 +59,9 @@ def watch(parts, seed=None, grid=Recorder, **settings):
     Without a seed features come from the operating system: here from a generator, so
     that an attack gives the same result each time. The attacker does not know it.
     """
-    strategy = FKKMeans(**SMALL | settings, seed=seed)
     watching = grid([Party(rows) for rows in parts])
     with repeated_draws(0), suppress(Done):
-        strategy.start(watching)
+        FKKMeans(**SMALL | settings, seed=seed).start(watching)
     return watching
 
 
@@ -346,10 +345,9 @@ def test_a_party_tells_rows_of_others_that_have_few_together():
     grid = watch([X[:40], X[80:83], X[83:]], **REAL)
     V, G = others_gram(grid, 1)
     assert V.shape[1] >= 15
-    insider = Attacker(grid, seed_of_parties(grid))
     values = np.linalg.eigvalsh(G)
     assert values[-7] < 1e-8 * values[-1]
-    scores = outside(G, insider.features(X) @ V)
+    scores = outside(G, Attacker(grid, seed_of_parties(grid)).features(X) @ V)
     assert scores[80:].max() < 1e-3 < 1e-2 < scores[40:80].min()
 
 
@@ -383,9 +381,8 @@ def test_points_show_distances_and_rows_up_to_a_rotation():
     X = load("wine")
     order = np.vstack(thirds(X))
     grid = watch(thirds(X), coreset_size=600, **REAL)
-    points = np.vstack(coreset(grid, 3))
     gamma = asked(grid, "kernel_kmeans_gram")[0].values["setup.gamma"]
-    squares = squared_distances(points, gamma)
+    squares = squared_distances(np.vstack(coreset(grid, 3)), gamma)
     true = ((order[:, None] - order) ** 2).sum(axis=2)
     above = np.triu_indices(len(X), 1)
     assert np.corrcoef(squares[above], true[above])[0, 1] > 0.97
@@ -398,9 +395,8 @@ def test_points_show_columns_that_are_independent_and_not_normal():
     """With 300 rows it hangs on the rounding of sums; with 900 the least is 0.949."""
     X = exponential(900)
     grid = watch(thirds(X), coreset_size=2700, **REAL)
-    points = np.vstack(coreset(grid, 3))
     gamma = asked(grid, "kernel_kmeans_gram")[0].values["setup.gamma"]
-    rows = scaling(squared_distances(points, gamma), 3)
+    rows = scaling(squared_distances(np.vstack(coreset(grid, 3)), gamma), 3)
     order = np.vstack(thirds(X))
     assert (matched(components(rows), order) > 0.9).all()
     permuted = np.random.default_rng(0).permuted(order, axis=0)

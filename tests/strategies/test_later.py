@@ -43,9 +43,16 @@ def test_predictions_stay_where_the_log_says_and_an_evaluation_is_recorded(
     )
 
 
-@pytest.mark.parametrize("settings", [{"model_id": "../0123ab"}, {"seed": 1}])
-def test_refused_settings(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"model_id": ""}, "model_id must be the id of a trained model, .* got none$"),
+        ({"model_id": "../0123ab"}, "^model_id must be 8 to 32 lower-case hexadecimal"),
+        ({"seed": 1}, "seed has no effect with .*, got 1"),
+    ],
+)
+def test_refused_settings(settings, rule):
+    with pytest.raises(ValueError, match=rule):
         Removal(**{"model_id": MODEL} | settings)
 
 

@@ -1132,14 +1132,10 @@ def failure(party, step, call, *parts):
 @pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus, MUFCForgetClient])
 def test_no_model_and_no_state_at_the_server(parties, folder, kind, model):
     more = ["west"] if kind is MUFCForgetClient else []
-    with pytest.raises(ValueError, match=r"^model_id must be .* got none$"):
-        kind("")
     create = partial(kind, model, *more)
     refusal(create, "server_state must", "got none", kind=ValueError)
     other = kind(model, *more, server_state=folder / "other")
     unasked(other, parties, f"no state of model {model}")
-    with pytest.raises(ValueError, match="8 to 32 lower-case hexadecimal digits"):
-        kind("../escape", *more, server_state=folder)
 
 
 @pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus])
@@ -1170,29 +1166,19 @@ def test_the_field_of_the_paper_is_for_few_columns(tmp_path, folder):
     assert train(parties, folder, field="paper", privacy="none").model.kept
 
 
-def without_ids(parties):
-    parties[1] = Party(parties[1].X, name="south", state_dir=parties[1].state_dir)
-
-
-def in_one_folder(parties):
-    parties[1].state_dir = parties[0].state_dir
-
-
-def outside(parties):
-    parties[1].columns = ["age", "income"]
-    parties[1].X = parties[1].X + np.array([0, 7])
-
-
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (without_ids, "the data need an id-column"),
-        (in_one_folder, "state-dir must be a folder of this party alone"),
-        (outside, "column 'income' must have values inside the agreed box"),
+        (lambda p: {"ids": None, "ids_digest": None}, "the data need an id-column"),
+        (lambda p: {"state_dir": p.state_dir.parent / "north"}, "of this party alone"),
+        (
+            lambda p: {"columns": [*"ab"], "X": p.X * (1, 99)},
+            "column 'b' must have values inside the agreed box",
+        ),
     ],
 )
 def test_a_party_that_cannot_train(parties, folder, change, rule):
-    change(parties)
+    vars(parties[1]).update(change(parties[1]))
     failure("south", "train", lambda: train(parties, folder), rule)
 
 

@@ -167,8 +167,7 @@ class Trials:
         (parties[1].state_dir / "forget.txt").unlink(missing_ok=True)
         simulate(removal(parties, server, new, {"south": ["south.2"]}), parties)
         check(parties, server, new, ["south.2"])
-        south = parties[1]
-        for path in south.state_dir.rglob("*"):
+        for path in parties[1].state_dir.rglob("*"):
             known = path.stem.removeprefix("predictions-") in before
             if not known and b"south.2" in path.read_bytes():
                 self.ids.append(path.suffix)

@@ -212,9 +212,8 @@ def test_faulty_replies_end_with_a_sentence(three, server, name):
     strategy = MUFC(**SETTINGS, **settings, server_state=server, seed=1)
     if step == "status":
         strategy = MUFCStatus(train(three, server), server_state=server)
-    grid = Changed(three, f"mufc_{step}", change)
     with pytest.raises(FederationError) as caught:
-        strategy.start(grid, timeout=TIMEOUT)
+        strategy.start(Changed(three, f"mufc_{step}", change), timeout=TIMEOUT)
     text = str(caught.value)
     assert "\n" not in text
     if isinstance(caught.value, PartyFailed):

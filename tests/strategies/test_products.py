@@ -148,9 +148,8 @@ def one_of_three(**more):
 
 def asked(roles, **changes):
     """Ask one party for its columns, as a deviating server may."""
-    one = one_of_three()
     values = {"counted": 8, "n": N, "intercept": True, "test_fraction": 0.0}
-    return linear_gram.columns(one, roles=roles, **values | changes)
+    return linear_gram.columns(one_of_three(), roles=roles, **values | changes)
 
 
 @pytest.mark.parametrize(

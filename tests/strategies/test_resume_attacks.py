@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from consents import limited, pool
+from consents import distances, limited, pool
 from deviating import RealParties
 from federations import by_columns
 from flwr.app import RecordDict
@@ -26,7 +26,6 @@ from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import PartyError
 from vfl_flower.party.vault import Vault
 from vfl_flower.protocol.messages import pack
-from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.server import parties as server
 from vfl_flower.server.checkpoint import Checkpoint
@@ -102,13 +101,7 @@ def hidden(parties, center=1.0):
         return seen[j]
 
     with patch.object(server, "checked", keep):
-        parties.secure_sum(
-            coresets.distances.summing(distances=2.0**20),
-            centers=each([np.full((1, p.n_columns), center) for p in parties]),
-            test_fraction=0.0,
-            start=0,
-            stop=LIMIT,
-        )
+        distances(parties, LIMIT, center=center)
     return seen[VICTIM].hidden["distances"]
 
 
@@ -167,9 +160,8 @@ def totals(parties, size):
 
 def test_what_is_answered_once_is_not_answered_again(tmp_path, first):
     totals(first, 4)
-    again = taken_up(first, tmp_path)
     with pytest.raises(PartyFailed, match="answered once in a session"):
-        totals(again, 5)
+        totals(taken_up(first, tmp_path), 5)
 
 
 def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch, first):
@@ -184,9 +176,8 @@ def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch, first):
 def test_sessions_are_counted_on(tmp_path, first):
     for _ in range(MOST_SESSIONS - 1):
         first = Parties(Exchange(first.grid), seed=0)
-    again = taken_up(first, tmp_path)
     with pytest.raises(PartyFailed, match=f"has started {MOST_SESSIONS} times"):
-        Parties(Exchange(again.grid), seed=0)
+        Parties(Exchange(taken_up(first, tmp_path).grid), seed=0)
 
 
 def test_a_run_that_has_begun_takes_up_no_session(tmp_path, first):
@@ -227,17 +218,15 @@ def test_the_disk_of_a_party_alone_tells_nothing_of_a_session(tmp_path, first):
         assert not [secret for secret in secrets if secret in disk]
         with pytest.raises(PartyError, match="does not open this party's state"):
             opened(folder, bytes(32))
-        file = folder / journal.FILE
         assert [p.name for p in folder.iterdir() if "journal-" in p.name] == []
-        assert file.stat().st_mode & 0o777 == 0o600
+        assert (folder / journal.FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_nor_does_it_confirm_a_guess(tmp_path, first):
     """Arrays that a step remembers were known by their SHA-256: labels, say."""
     pool(first, range(4))
     totals(first, 4)
-    contexts = first.grid._contexts.values()
-    for name, context in zip("abc", contexts, strict=True):
+    for name, context in zip("abc", first.grid._contexts.values(), strict=True):
         _, arrays = Memory(context.state).pack()
         disk = (tmp_path / name / journal.FILE).read_bytes()
         assert arrays

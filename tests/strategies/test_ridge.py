@@ -253,19 +253,17 @@ def senders(grid, start):
 def test_another_party_computes(tmp_path):
     """In training, and then in predictions; with another one refused by its consent."""
     X, y = data(400)
-    federation = parties(4, 3, X, y, tmp_path)
     chosen = {"dealer": "p1", "computes": "p2"}
     training = strategy(joint_features=4, test_fraction=0.2, **chosen)
-    grid = Recorder(federation)
+    grid = Recorder(parties(4, 3, X, y, tmp_path))
     with repeated_draws(0):  # how much rounding changes scores hangs on the features
         model = training.start(grid).model
     training.complete(model, grid.memories())
     for name in ("share_", "products_"):
         assert senders(grid, name) >= {2}
         assert 0 not in senders(grid, name)
-    predicting = RidgePrediction(model.id, **chosen)
     grid = Recorder(by_columns(X[:40], None, 4, folder=tmp_path))
-    predicting.start(grid)
+    RidgePrediction(model.id, **chosen).start(grid)
     assert senders(grid, "products") == {2}
     (path,) = (tmp_path / "p3").glob("predictions-*.csv")
     table = np.loadtxt(path, delimiter=",", skiprows=1)
@@ -658,9 +656,8 @@ def test_what_was_dealt_for_another_party_or_turn_is_refused():
     owners = {"owners": [6, roles.owners[1], 6]}
     for session, change in (5, owners), (5, {"turn": 1}), (6, {}):
         other = dataclasses.replace(roles, **change)
-        dealt = dealing.deal_turn(session, bytes(32), other)
         with pytest.raises(PartyError, match="of this use and unchanged"):
-            asked(made, roles, dealt=dealt[1])
+            asked(made, roles, dealt=dealing.deal_turn(session, bytes(32), other)[1])
     others, _ = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
     with pytest.raises(PartyError, match="of this use and unchanged"):
         asked(made, roles, triple=others[0])
@@ -813,11 +810,9 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
 
 def test_a_linear_model_of_few_rows_is_refused_before_any_column_is_hidden():
     rng = np.random.default_rng(0)
-    federation = parties(3, 2, rng.normal(size=(60, 18)), rng.normal(size=60))
-    grid = Recorder(federation)
-    linear = SecureRidge("linear", target="continuous", seed=0)
+    grid = Recorder(parties(3, 2, rng.normal(size=(60, 18)), rng.normal(size=60)))
     with pytest.raises(FederationError, match=r"rows must be at least \d+, 4 for each"):
-        linear.start(grid)
+        SecureRidge("linear", target="continuous", seed=0).start(grid)
     assert {e.action for e in grid.transcript} == {"hello", "ridge_prepare"}
 
 

@@ -250,9 +250,8 @@ def test_a_server_that_does_not_fill_is_refused(folder):
     ours = loaded(folder)[0]
     ours.index, ours.n_parties = 0, 3
     party.begin(ours, known=True)
-    setup = party.Setup("gaussian", 1.0, 5, 5)
     with pytest.raises(PartyError, match="fill must come"):
-        party.gram(ours, t=1, setup=setup)
+        party.gram(ours, t=1, setup=party.Setup("gaussian", 1.0, 5, 5))
 
 
 # -- levels in a config ----------------------------------------------------------------

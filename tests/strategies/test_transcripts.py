@@ -68,9 +68,8 @@ def test_the_bound_of_scores_tells_all_the_largest_scale_of_labels():
     _, transcript = record(kernel(FDSKL), federation, None)
     started = [e for e in transcript if e.up and e.action == "fdskl_start"]
     assert [bool(e.values) for e in started] == [True, False, True]
-    scales = [e.values["scale"] for e in started if e.values]
     bounds = {e.frame["bound.scores"] for e in transcript if "bound.scores" in e.frame}
-    assert bounds == {2.0**16 * max(scales)}
+    assert bounds == {2.0**16 * max(e.values["scale"] for e in started if e.values)}
 
 
 @pytest.mark.parametrize(
@@ -112,9 +111,8 @@ def test_only_rows_of_the_coreset_are_in_messages(name):
         (e.values["rows"] for e in transcript if not e.up and "rows" in e.values),
         np.arange(N),
     )
-    others = np.setdiff1d(np.arange(N), rows)
     assert actual(patterns(X[rows]), transcript) == patterns(X[rows])
-    assert not actual(patterns(X[others]), transcript)
+    assert not actual(patterns(X[np.setdiff1d(np.arange(N), rows)]), transcript)
     labels = patterns(y[rows]) if isinstance(strategy, CoresetVRLR) else set()
     assert actual(patterns(y), transcript) == labels
 
@@ -133,7 +131,6 @@ def test_k_means_does_not_ask_who_has_labels():
 
 def test_what_goes_to_one_party_does_not_depend_on_another():
     """Requests differ between parties only in the party's own block of the model."""
-    own = {"coefficients", "centers", "count"}
     for made in STRATEGIES.values():
         _, transcript = record(made())
         rounds = {}
@@ -142,7 +139,7 @@ def test_what_goes_to_one_party_does_not_depend_on_another():
                 rounds.setdefault(e.frame["round"], []).append(e)
         for requests in rounds.values():
             assert [e.party for e in requests] == [0, 1, 2]
-            for name in set(requests[0].values) - own:
+            for name in set(requests[0].values) - {"coefficients", "centers", "count"}:
                 first, *others = (e.values[name] for e in requests)
                 assert all(np.array_equal(first, other) for other in others)
 
@@ -156,8 +153,7 @@ def test_first_residual_is_not_the_labels(regularizer):
     """
     X, y = data()
     alpha = 0.0 if regularizer == "none" else 0.5
-    strategy = CoresetVRLR(40, regularizer, alpha, solver="cg", max_iter=2)
-    _, transcript = record(strategy)
+    _, transcript = record(CoresetVRLR(40, regularizer, alpha, solver="cg", max_iter=2))
     request = next(e for e in transcript if e.action == "linear_start" and not e.up)
     S = request.values["coreset.rows"].astype(int)
     w = request.values["coreset.weights"]

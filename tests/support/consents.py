@@ -8,8 +8,10 @@ import numpy as np
 from vfl_flower import Party
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
+from vfl_flower.protocol.steps import each
 from vfl_flower.protocol.terms import Kind
 from vfl_flower.server.parties import Parties
+from vfl_flower.typing import Array
 
 
 def limited(run: int | None = None, life: int | None = None) -> Consent:
@@ -37,3 +39,17 @@ def pool(parties: Parties, rows: Iterable[int]) -> Any:
     numbers = np.asarray(rows, dtype=np.uint32)
     step = coresets.pooled_rows
     return parties.ask(step, test_fraction=0.0, labels=False, rows=numbers)
+
+
+def distances(
+    parties: Parties,
+    stop: int,
+    start: int = 0,
+    center: float = 0.0,
+    bound: float = 2.0**20,
+) -> Array:
+    """Return the sums, under masks, of squared distances of rows to one centre."""
+    question = coresets.distances.summing(distances=bound)
+    centers = each([np.full((1, p.n_columns), center) for p in parties])
+    given = {"test_fraction": 0.0, "start": start, "stop": stop}
+    return parties.secure_sum(question, centers=centers, **given)["distances"][:, 0]
