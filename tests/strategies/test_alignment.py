@@ -380,7 +380,6 @@ def test_keys_of_a_run_differ_by_their_purpose():
 
 
 SIZES = "sizes must have the number of ids of each party"
-MOST = client.MOST_IDS
 
 
 @pytest.mark.parametrize(
@@ -390,7 +389,7 @@ MOST = client.MOST_IDS
         (OWN, "sizes", [120, 120], SIZES),
         (OWN, "sizes", [120, 119, 120], SIZES),
         (OWN, "sizes", [120, 120, 0], SIZES),
-        (OWN, "sizes", [120, 120, MOST + 1], SIZES),
+        (OWN, "sizes", [120, 120, client.MOST_IDS + 1], SIZES),
         (KEEP, "positions", [*range(20), 0], "positions must be of distinct rows"),
         (KEEP, "positions", [], "at least 20 rows in common, and have 0"),
         (KEEP, "positions", [*range(19)], "at least 20 rows in common, and have 19"),

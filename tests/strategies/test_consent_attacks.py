@@ -171,13 +171,9 @@ def test_draws_do_not_tell_the_score_of_each_row(tmp_path, fused):
 def begun(asked):
     """Bring the parties to the first iteration."""
     first = asked.ask(kernel_kmeans.begin.summing())
-    asked.ask(
-        kernel_kmeans.product.summing(product=100.0),
-        vectors=np.eye(8)[:, :1],
-        t=1,
-        setup=kernel_kmeans.Setup("gaussian", 2.0, 8, 8),
-        seed=each(first.secrets["seed"]),
-    )
+    given = {"setup": kernel_kmeans.Setup("gaussian", 2.0, 8, 8), "t": 1}
+    given |= {"vectors": np.eye(8)[:, :1], "seed": each(first.secrets["seed"])}
+    asked.ask(kernel_kmeans.product.summing(product=100.0), **given)
 
 
 @refused("lets no row-sums leave it")
@@ -333,13 +329,9 @@ def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
     for wanted in ((0, 1), (2, 5), (3, 4)):  # a greeting each, in one run
         asked = greet(grid)
         asked._seed = 0  # from which all draw the pairs
-        sealed = asked.ask(
-            fdskl.distances.summing(distances=Sum(LIMB, to=2)),
-            kernel="gaussian",
-            target="binary",
-            holder=2,
-            rows=rows,
-        ).sealed["distances"]
+        question = fdskl.distances.summing(distances=Sum(LIMB, to=2))
+        given = {"kernel": "gaussian", "target": "binary", "holder": 2, "rows": rows}
+        sealed = asked.ask(question, **given).sealed["distances"]
         others = np.flatnonzero(~(np.array(wanted) == pairs.T).all(axis=1))
         up = others[: len(others) // 2]
         shift = np.zeros((len(PLACES), 1000))
@@ -410,13 +402,9 @@ def test_open_row_sums_give_the_distances_of_all_rows(tmp_path):
     l2, gram = 1e6, []
     start(asked, l2, residual=8.0)
     for i in range(5):
-        sums = asked.secure_sum(
-            linear.cg.summing(direction=2.0, energies=2.0),
-            residual=np.eye(N)[i] * 1e6,
-            step_size=0.0,
-            shrink=0.0,
-        )
-        gram.append(sums["direction"] * l2 / 1e6)
+        question = linear.cg.summing(direction=2.0, energies=2.0)
+        given = {"residual": np.eye(N)[i] * 1e6, "step_size": 0.0, "shrink": 0.0}
+        gram.append(asked.secure_sum(question, **given)["direction"] * l2 / 1e6)
     assert np.abs(np.array(gram) - X[:5] @ X.T).max() < 1e-3
 
 

@@ -57,11 +57,17 @@ def trained(folder, name, count=3):
     [("gram", 3), ("central", 2), ("cg", 3), ("k-means", 2), ("k-means", 3)],
 )
 def test_predictions_are_those_of_the_whole_model(name, count, tmp_path, monkeypatch):
-    """In blocks of 30 rows; the receiver has them, by the numbers of the rows."""
+    """In blocks of 30 rows; the receiver has them, by the numbers of the rows.
+
+    Of two parties only where it is allowed.
+    """
     monkeypatch.setattr(party, "MOST_SUMS", 90)
     model = trained(tmp_path, name, count)
     X, y = data(70, seed=3)
     grid = InProcessGrid(parties(tmp_path, X, y, count))
+    if count == 2:
+        with pytest.raises(FederationError, match="at least three parties"):
+            CoresetPrediction(model.id).start(grid)
     result = CoresetPrediction(model.id, allow_two_parties=True).start(grid)
     assert result.metrics == {"rows": 70}
     receiver = 0 if name == "k-means" else count - 1
@@ -203,13 +209,6 @@ def test_models_that_the_server_chooses_tell_how_many_have_a_label(tmp_path):
 
     bends = np.diff([error(b) for b in range(10)], 2) * len(ages) / 2
     np.testing.assert_allclose(bends, [3, 9, 0, 2, 0, 0, 16, 0], atol=1e-6)
-
-
-def test_two_parties_only_where_it_is_allowed(tmp_path):
-    model = trained(tmp_path, "central", 2)
-    grid = InProcessGrid(parties(tmp_path, *data(40), 2))
-    with pytest.raises(FederationError, match="at least three parties"):
-        CoresetPrediction(model.id).start(grid)
 
 
 def test_other_parties_or_columns_than_in_training(tmp_path):

@@ -158,6 +158,7 @@ def test_curves_of_new_rows_that_kernels_evaluate(solver, tmp_path, seen):
         result = task(number).start(RealParties(asked))
         trips.append(result.ledger.round_trips)
         assert result.metrics["test_rows"] == 120
+        assert not list(tmp_path.glob("*/predictions-*"))
         if HOLDER not in curves:
             assert result.curves == {}
             continue

@@ -13,8 +13,8 @@ from vfl_flower import PartyFailed, RidgePrediction, SecureRidge
 from vfl_flower.party.parts import ModelPart, load_part, save_part
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.server.exchange import FederationError
-from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLEvaluation, FDSKLPrediction
+from vfl_flower.simulation import simulate
+from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
 
 N, NEW = 150, 40
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
@@ -331,15 +331,3 @@ def test_a_part_that_was_changed_by_hand(trained, spoiled, change, rule):
 def test_settings_that_are_out_of_range(settings, message):
     with pytest.raises(ValueError, match=message):
         predicting(**{"model_id": "0123456789abcdef", **settings})
-
-
-def test_what_a_model_is_worth_on_new_rows(trained):
-    """Of the rows whose labels its receiver has; and no predictions are written."""
-    folder, _, _, model = trained
-    X, real = data(NEW, seed=1)
-    y = np.where(real > 0, 5.0, 2.0)
-    y[:5] = np.nan
-    told = FDSKLEvaluation(model.id).start(InProcessGrid(parties_of(X, y, folder)))
-    assert told.metrics["test_rows"] == NEW - 5
-    assert 0 <= told.metrics["test_error"] < 0.5
-    assert not files(folder)

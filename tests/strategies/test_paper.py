@@ -67,14 +67,9 @@ def defaults(strategy):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_settings_are_those_of_the_paper(name):
-    strategy, published, _, _ = CASES[name]
-    assert values_of(strategy.paper()) == defaults(strategy) | published
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_given_settings_take_the_place_of_the_paper_s_in_a_run(name):
+def test_settings_are_those_of_the_paper_where_none_are_given(name):
     strategy, published, given, parties = CASES[name]
+    assert values_of(strategy.paper()) == defaults(strategy) | published
     chosen = strategy.paper(**given, seed=1)
     assert values_of(chosen) == defaults(strategy) | published | given | {"seed": 1}
     assert STEPS[name] <= simulate(chosen, parties).ledger.waits.keys()

@@ -17,7 +17,6 @@ from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.errors import FederationError, PartyError, PartyFailed
-from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.server.greeting import Greeter
 from vfl_flower.server.parties import Parties
@@ -489,11 +488,6 @@ def test_what_a_consent_lacks(count, consent, lacks):
     given = dataclasses.replace(consenting(), **consent)
     lines = given.lacks(dataclasses.replace(ON_ALL_ROWS.terms, parties=count))
     assert re.search(lacks, ", ".join(lines)), lines
-
-
-def test_a_run_of_one_party_lacks_a_number_of_parties():
-    """That two are enough would not help."""
-    assert Consent().lacks(Terms(parties=1)) == ["min-parties = 1"]
 
 
 def test_a_party_refuses_a_dealer_whatever_the_server_says():
