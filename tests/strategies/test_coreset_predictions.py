@@ -228,8 +228,7 @@ def test_other_parties_or_columns_than_in_training(tmp_path):
 
 
 def test_without_a_state_dir_nothing_is_kept(tmp_path):
-    X, y = data()
-    federation = parties(tmp_path, X, y)
+    federation = parties(tmp_path, *data())
     federation[1].state_dir = None
     assert not MODELS["gram"].start(InProcessGrid(federation)).model.id
     assert not list(tmp_path.glob("*/*.npz"))

@@ -137,10 +137,9 @@ def test_rows_and_weights_of_k_means_are_those_of_the_paper(rounds, method):
 @pytest.mark.parametrize("fraction", [0.0, 0.3])
 @pytest.mark.parametrize("pooled", [True, False])
 def test_uniform_rows_are_distinct_training_rows(pooled, fraction):
-    X, y = data()
     settings = {"sampling": "uniform", "test_fraction": fraction}
     strategy = CoresetVRLR(60, solver="central" if pooled else "cg", **settings)
-    actual, sent = run(strategy, parties(X, y), 2)
+    actual, sent = run(strategy, parties(*data()), 2)
     requests = dict(sent)
     if pooled:
         rows = requests["coresets_pooled_rows"]["rows"]
@@ -188,8 +187,7 @@ M, K = 50, 3
 
 
 def cost(strategy, n=200):
-    X, y = data(n)
-    return simulate(strategy, parties(X, y), seed=0)
+    return simulate(strategy, parties(*data(n)), seed=0)
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -357,11 +355,7 @@ def test_second_draw_is_the_next_rows_of_each_party(rounds):
 
 
 def test_second_draw_of_k_means_changes_nothing_of_the_first():
-    X, _ = data()
-    strategy = CoresetVKMC(K, size=M)
-    without, checked = (
-        simulate(strategy.replace(check_size=c), parties(X), seed=5) for c in (0, 30)
-    )
+    without, checked = (cost(MEANS.replace(check_size=c), n=300) for c in (0, 30))
     assert without.arrays.object_id == checked.arrays.object_id
     extra = {k: v for k, v in checked.metrics.items() if not k.startswith("check_")}
     assert extra == without.metrics
@@ -486,8 +480,7 @@ def test_the_largest_sizes_that_fit():
 
 @pytest.mark.parametrize("solver", ["cg", "saga"])
 def test_sums_for_parties_need_three_of_them(solver):
-    X, y = data()
-    two = parties(X, y, (3, 4))
+    two = parties(*data(), (3, 4))
     sentence = f"solver '{solver}' gives the parties sums .* at least three"
     refused(CoresetVRLR(50, solver=solver), two, sentence)
     allowed = CoresetVRLR(50, solver=solver, allow_two_parties=True, max_iter=1)
@@ -536,9 +529,8 @@ STRATEGIES = {
     ],
 )
 def test_a_reply_that_cannot_be_right(name, action, change, reason):
-    X, y = data()
     with pytest.raises(PartyFailed, match=reason) as caught:
-        STRATEGIES[name].start(Changed(parties(X, y), action, change))
+        STRATEGIES[name].start(Changed(parties(*data()), action, change))
     assert (caught.value.party, caught.value.action) == ("party-2", action)
 
 
@@ -557,17 +549,15 @@ def test_sums_of_what_is_under_no_mask(strategy, action, name):
     A number of the noise is within the bounds about four times in five, so that 200
     rows pass once in 10^19 tests.
     """
-    X, y = data()
-    grid = Changed(parties(X, y), action, of_party(1, **{name: np.zeros_like}))
+    grid = Changed(parties(*data()), action, of_party(1, **{name: np.zeros_like}))
     with pytest.raises(FederationError, match=r"do not add up to .*'party-1'"):
         strategy.start(grid)
 
 
 def test_squares_of_rows_that_are_negative():
     """A sum may be within its bound, and yet be no sum of squares."""
-    X, y = data()
     less = of_party(1, norms=lambda masked: masked - np.uint64(2**61))
-    grid = Changed(parties(X, y), "linear_start", less)
+    grid = Changed(parties(*data()), "linear_start", less)
     with pytest.raises(FederationError, match=r"do not add up to .* squares"):
         CoresetVRLR(200, solver="saga").start(grid)
 

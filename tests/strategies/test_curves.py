@@ -145,9 +145,8 @@ def test_which_of_several_classes_are_taken_for_which(solver, seen):
 @pytest.mark.parametrize("solver", ["ridge", "direct"])
 def test_curves_of_new_rows_that_kernels_evaluate(solver, tmp_path, seen):
     """As of rows held out, in as many round trips as without."""
-    X, y = data()
     training = strategy(solver, test_fraction=0.0)
-    number = vf.simulate(training, parties(X, y, tmp_path), seed=1).model.id
+    number = vf.simulate(training, parties(*data(), tmp_path), seed=1).model.id
     seen.clear()
     new, labels = data(150, seed=5)
     labels[:30] = np.nan
@@ -383,9 +382,8 @@ def test_the_label_holder_is_not_asked_again_for_curves(tmp_path, monkeypatch):
         self._ask(question.step, question.sums, values | {"curves": True})
         return first
 
-    X, y = data(200)
     kinds = "predictions", "moments"
-    federation = letting(parties(X, y, tmp_path), *kinds, curves=everyone())
+    federation = letting(parties(*data(200), tmp_path), *kinds, curves=everyone())
     monkeypatch.setattr(Parties, "ask_exactly", twice)
     with pytest.raises(vf.PartyFailed, match="curves must be as in what all parties"):
         evaluated(hand_out(federation, np.eye(6)[3]))

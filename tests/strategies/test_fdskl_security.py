@@ -373,8 +373,7 @@ def test_one_or_two_columns_of_others(widths, allowed):
     """One: up to sign and shift. Two: up to a turn, which their marginals give away."""
     settings = {"allow_two_parties": allowed, **DIRECT}
     view, turns, true = watch(data(widths), widths, **settings)
-    T, V = factors(turns, true.shape[1])
-    guess = rotated(T, V, view.part["bandwidth"])
+    guess = rotated(*factors(turns, true.shape[1]), view.part["bandwidth"])
     if len(widths) > 2:
         guess, _ = ica(guess)
     assert (matched(guess, true) > 0.95).all()
@@ -385,8 +384,7 @@ def test_marginals_that_are_not_normal_give_the_columns_themselves(kind):
     """Beside it, the same of columns drawn from the same marginals."""
     widths = 3, 3, 2
     view, turns, true = watch(data(widths, n=500, kind=kind), widths, **DIRECT)
-    T, V = factors(turns, 6)
-    components, _ = ica(rotated(T, V, view.part["bandwidth"]))
+    components, _ = ica(rotated(*factors(turns, 6), view.part["bandwidth"]))
     assert (matched(components, true) > 0.95).all()
     assert (matched(np.random.default_rng(0).permuted(true, axis=0), true) < 0.3).all()
 
@@ -454,8 +452,7 @@ def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
 
 
 def test_other_parties_get_nothing_to_open():
-    X, y = data()
-    grid = Recorder(by_columns(X, y))
+    grid = Recorder(by_columns(*data()))
     FDSKLDirect(test_fraction=0.2, **DIRECT).start(grid)
     opened = {k for j in (0, 1) for m in View(grid, j).messages for k in m}
     assert not {k.partition(".")[0] for k in opened} & {"at", "done"}
@@ -600,9 +597,8 @@ def keys(monkeypatch):
 )
 def test_no_key_is_used_twice(keys, run):
     """In one run and between two of one seed: a stream has its two ends."""
-    X, y = data(n=60)
     for _ in range(2):
-        made(RUNS[run], seed=5).start(Recorder(by_columns(X, y)))
+        made(RUNS[run], seed=5).start(Recorder(by_columns(*data(n=60))))
     keys.check()
     # A mask is put on at both ends of a pair; a pad is put on and taken off again.
     assert keys.uses_of_masks() == {2}
@@ -625,8 +621,7 @@ def test_predictions_share_no_key_with_training(keys, tmp_path):
 @pytest.mark.parametrize("run", ["star", "doubly, ring"])
 def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
     """Each step of each party fails once: the same keys, for the same content."""
-    X, y = data(n=60)
-    grid = FaultyGrid(by_columns(X, y), [Fault(kind)], clock)
+    grid = FaultyGrid(by_columns(*data(n=60)), [Fault(kind)], clock)
     made(RUNS[run]).start(grid)
     assert grid.struck >= 3 * 4
     keys.check()

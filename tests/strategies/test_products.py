@@ -138,8 +138,7 @@ def test_labels_dealing_and_computing_are_of_different_parties(count, settings, 
 
 def one_of_three(**more):
     """Return the first of three parties."""
-    X, _ = data()
-    one = Party(X[:, :2], name="p0", index=0, **more)
+    one = Party(data()[0][:, :2], name="p0", index=0, **more)
     one.n_parties, one.session, one.run_secret = 3, 5, bytes(32)
     one.names = ("p0", "p1", "p2")
     return one
@@ -299,8 +298,7 @@ def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monke
 
 @pytest.mark.parametrize(("rows", "left"), [(19, 1), (20, 0), (N - 20, 0), (N - 19, 1)])
 def test_an_indicator_needs_twenty_rows(rows, left):
-    X, y = rare_party(rows)
-    result = simulate(ON_ALL_ROWS, parties(3, 2, X, y), seed=0)
+    result = simulate(ON_ALL_ROWS, parties(3, 2, *rare_party(rows)), seed=0)
     assert result.metrics["left_out"] == left
 
 
@@ -412,9 +410,8 @@ def test_columns_without_trouble_stay_as_they_are(monkeypatch):
 
 def test_the_map_of_rows_does_not_depend_on_the_rows_that_are_asked_for():
     """Else two Gram matrices would differ by what it does with a single row."""
-    X, y = made(3000)
     runs = (
-        simulate(CoresetVRLR(1000, **settings), parties(3, 2, X, y), seed=seed)
+        simulate(CoresetVRLR(1000, **settings), parties(3, 2, *made(3000)), seed=seed)
         for seed, settings in ((0, {}), (1, {"test_fraction": 0.3}), (2, {}))
     )
     first, *others = (run.model.clips for run in runs)
