@@ -335,8 +335,7 @@ def test_a_model_of_one_column_tells_its_means(consents, tmp_path, monkeypatch):
     """Of any party, so all are asked, also where the server says that nobody minds."""
     X, y = data(200)
     curves = everyone() if consents else {0: Limit(), HOLDER: Limit()}
-    kinds = "predictions", "moments"
-    federation = letting(parties(X, y, tmp_path), *kinds, curves=curves)
+    federation = letting(parties(X, y, tmp_path), *NEEDED, curves=curves)
     hand_out(federation, np.eye(6)[3])
     monkeypatch.setattr(Parties, "let", lambda *_: True)
     if consents:
@@ -351,8 +350,7 @@ def test_a_model_of_one_column_tells_its_means(consents, tmp_path, monkeypatch):
 def test_a_server_that_asks_the_label_holder_alone(refused, tmp_path, monkeypatch):
     """The others' columns are under masks that then do not cancel, or it refuses."""
     X, y = data(200)
-    kinds = "predictions", "moments"
-    federation = letting(parties(X, y, tmp_path), *kinds, curves={HOLDER: Limit()})
+    federation = letting(parties(X, y, tmp_path), *NEEDED, curves={HOLDER: Limit()})
     original = Parties._round_trip
     lies = ("answer",) if refused else ("answer", "addends")
 
@@ -382,8 +380,7 @@ def test_the_label_holder_is_not_asked_again_for_curves(tmp_path, monkeypatch):
         self._ask(question.step, question.sums, values | {"curves": True})
         return first
 
-    kinds = "predictions", "moments"
-    federation = letting(parties(*data(200), tmp_path), *kinds, curves=everyone())
+    federation = letting(parties(*data(200), tmp_path), *NEEDED, curves=everyone())
     monkeypatch.setattr(Parties, "ask_exactly", twice)
     with pytest.raises(vf.PartyFailed, match="curves must be as in what all parties"):
         evaluated(hand_out(federation, np.eye(6)[3]))

@@ -960,16 +960,9 @@ def forms(values):
     Four bytes, as of a single float32, are in a key now and then.
     """
     rows = np.atleast_2d(values)
-    single = rows.astype("<f4")
-    return {
-        *(v.tobytes() for v in rows.astype("<f8").ravel()),
-        *(
-            single[place][k : k + 2].tobytes()
-            for place in np.ndindex(rows.shape[:-1])
-            for k in range(rows.shape[-1] - 1)
-        ),
-        *(repr(v).removeprefix("-").encode() for v in rows.ravel().tolist()),
-    }
+    pairs = np.lib.stride_tricks.sliding_window_view(rows.astype("<f4"), 2, axis=-1)
+    texts = {repr(v).removeprefix("-").encode() for v in rows.ravel().tolist()}
+    return texts | patterns(rows) | {v.tobytes() for v in pairs.reshape(-1, 2)}
 
 
 @pytest.fixture

@@ -132,12 +132,10 @@ CHANGES = {
     "coordinates": changed(12, 99),
     "mask missing": of_party(1, message=np.zeros_like),
 }
-REASONS = "|".join(
-    [
-        "the rows of the parties must add up to a number from 0 to 2.40: a message is",
-        *("counts of all parties must add up", "must hold at most"),
-        *("must hash to its point", "numbers within their bound"),
-    ]
+REASONS = (
+    "the rows of the parties must add up to a number from 0 to 2.40: a message is|"
+    "counts of all parties must add up|must hold at most|must hash to its point|"
+    "numbers within their bound"
 )
 
 

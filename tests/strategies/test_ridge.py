@@ -358,11 +358,10 @@ class Listening:
 
 def test_parties_that_compute_see_uniform_numbers(monkeypatch):
     """Of columns that are far from uniform, and the same in half of the rows."""
-    listening, runs, seen = Listening(monkeypatch), [], []
+    runs, seen = [], []
     X = np.tile(np.arange(2.0), (6, N // 2)).T + 1e-3 * data()[0]
     for _ in range(2):
-        listening.angles.clear()
-        listening.elements.clear()
+        listening = Listening(monkeypatch)
         federation = parties(4, 3, X, data()[1])
         simulate(strategy(joint_features=32, test_fraction=0.4), federation, seed=0)
         seen.append([*listening.angles])
