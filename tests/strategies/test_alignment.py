@@ -95,11 +95,8 @@ def test_round_trips_bytes_and_files(method, count, tmp_path):
     result = vf.simulate(Alignment("2026-q4", method=method), federation)
     # Greeting, the lists, T - 1 passes, and the order.
     assert result.ledger.round_trips == (2 + count if method == "ecdh" else 3)
-    up = sum(
-        entry.units_up
-        for (action, _), entry in result.ledger.entries.items()
-        if action != "alignment_keep_order"
-    )
+    entries = result.ledger.entries.items()
+    up = sum(e.units_up for (a, _), e in entries if a != "alignment_keep_order")
     lengths = sum(map(len, lists))
     # 32 bytes a point and a pass, and 16 for each seal.
     sealed = 16 * count * (count - 1)

@@ -32,16 +32,12 @@ def rows(n, seed):
 
 
 def parties(folder, seed=0, n=40):
-    return [
-        Party(
-            rows(n, seed + j),
-            ids=np.array([f"{name}.{seed}.{row}" for row in range(n)]),
-            name=name,
-            columns=("a", "b", "c"),
-            state_dir=folder / name,
-        )
-        for j, name in enumerate(NAMES)
-    ]
+    made = []
+    for j, name in enumerate(NAMES):
+        ids = np.array([f"{name}.{seed}.{row}" for row in range(n)])
+        given = {"name": name, "columns": ("a", "b", "c"), "state_dir": folder / name}
+        made.append(Party(rows(n, seed + j), ids=ids, **given))
+    return made
 
 
 @pytest.fixture(params=["fk-kmeans", "mufc"])
@@ -183,9 +179,7 @@ def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(trained, tmp_path):
         simulate(strategies.FKKMeansPrediction(model.id), made)
 
 
-def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums(
-    trained, tmp_path
-):
+def test_a_server_that_chooses_centres_gets_a_row_by_row_sums(trained, tmp_path):
     """One centre near a row that stands out, moved by a little in each run after."""
     model = trained("mufc", tmp_path)
     new = parties(tmp_path, seed=50)

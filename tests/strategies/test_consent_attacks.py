@@ -64,16 +64,11 @@ def letting(*kinds, **limits):
 
 def made(tmp_path, consent, d=2, n=N, labels=None, same=True):
     """Return three parties of the `same` rows or not, the last one with labels."""
-    rng = np.random.default_rng(0)
-    parties = [
-        Party(
-            rng.uniform(-0.4, 0.4, size=(n, d)),
-            y=labels if name == "c" else None,
-            ids=np.array([f"{'' if same else name}{i}" for i in range(n)]),
-            name=name,
-        )
-        for name in "abc"
-    ]
+    rng, parties = np.random.default_rng(0), []
+    for name in "abc":
+        ids = np.array([f"{'' if same else name}{i}" for i in range(n)])
+        X, y = rng.uniform(-0.4, 0.4, size=(n, d)), labels if name == "c" else None
+        parties.append(Party(X, y, ids=ids, name=name))
     return pinned(parties, tmp_path, consent)
 
 

@@ -336,9 +336,8 @@ def test_a_strict_party_evaluates_nothing_in_training(kinds, tmp_path):
 def test_a_sum_that_clips_addends_is_refused(tmp_path):
     """The server would learn how many addends are above the bound, again and again."""
     asked = Parties(Exchange(InProcessGrid(parties(tmp_path, *data()))), seed=0)
-    with pytest.raises(
-        (FederationError, PartyFailed), match="power of two of at least"
-    ):
+    refusals = FederationError, PartyFailed
+    with pytest.raises(refusals, match="power of two of at least"):
         held_out_by(asked, high=2.0)
 
 

@@ -89,9 +89,7 @@ def clustering_scores(X, k, seed, method):
 @pytest.mark.parametrize("rounds", ["fused", "paper"])
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("fraction", [0.0, 0.3])
-def test_rows_and_weights_of_regression_are_those_of_the_paper(
-    fraction, intercept, rounds
-):
+def test_rows_and_weights_of_regression_are_the_paper_s(fraction, intercept, rounds):
     """S and w recomputed from a pooled matrix; the model from the same weighted rows.
 
     Weights sqrt(w) on the rows make it ordinary least squares, solved by NumPy.
@@ -203,11 +201,10 @@ def test_units_of_regression_fused(fit_intercept):
     """
     result = cost(CoresetVRLR(M, fit_intercept=fit_intercept, solver="central"))
     assert result.ledger.units == T + 3 * M * T + M * (D + 1)
-    assert {a: len(w) for a, w in result.ledger.waits.items()} == {
-        "hello": 1,
-        "coresets_totals": 1,
-        "coresets_scores": 1,
-    }
+    steps = "hello", "coresets_totals", "coresets_scores"
+    assert {a: len(w) for a, w in result.ledger.waits.items()} == dict.fromkeys(
+        steps, 1
+    )
     assert result.ledger.messages == 3 * T
 
 
@@ -222,13 +219,9 @@ def test_units_of_regression_by_the_paper():
     """
     result = cost(CoresetVRLR(M, rounds="paper", solver="central"))
     assert result.ledger.units == 2 * T + M + 3 * M * T + M * (D + 1)
-    assert list(result.ledger.waits) == [
-        *("hello", "coresets_totals", "coresets_drawn_rows", "coresets_scores"),
-        "coresets_pooled_rows",
-    ]
-    drawing = result.ledger.of(
-        "coresets_totals", "coresets_drawn_rows", "coresets_scores"
-    )
+    steps = "coresets_totals", "coresets_drawn_rows", "coresets_scores"
+    assert list(result.ledger.waits) == ["hello", *steps, "coresets_pooled_rows"]
+    drawing = result.ledger.of(*steps)
     assert drawing.units == 2 * T + M + 2 * M * T <= T + 3 * M * T
     assert result.ledger.round_trips == 5
 

@@ -363,9 +363,8 @@ def test_a_server_that_asks_the_label_holder_alone(refused, tmp_path, monkeypatc
     monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
     hand_out(federation, np.eye(6)[3])
     if refused:
-        with pytest.raises(
-            vf.PartyFailed, match="curves must be as in what all parties"
-        ):
+        rule = "curves must be as in what all parties"
+        with pytest.raises(vf.PartyFailed, match=rule):
             evaluated(federation)
     else:
         assert np.abs(evaluated(federation)["predicted"]).max() > 100 * np.abs(X).max()

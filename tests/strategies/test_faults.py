@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faults import KINDS, Clock, Fault, FaultyGrid
-from variants import VARIANTS, parties, parties_of, parts
+from variants import LIKE, VARIANTS, parties, parties_of, parts
 
 from vfl_flower import PartyFailed
 from vfl_flower.protocol.messages import unpack
@@ -191,11 +191,6 @@ def test_requests_are_overtaken(clock):
     grid, _ = run("paper", [Fault("overtaken", "coresets_totals", BAD)], clock)
     (late,) = grid.late
     assert late.error.reason == "round 1 is over, the last one was 2"
-
-
-LIKE = ("fused", "uniform", "k-means paper", "fdskl steps", "fkk sums", "fkk rows")
-LIKE += ("mufc paper",)
-"""Other variants of the same strategy ask for the same steps, and others."""
 
 
 @pytest.mark.parametrize(

@@ -1030,8 +1030,7 @@ def test_several_label_holders_need_predictions_before_any_step():
     for party in federation:
         party.consent = Consent(leaves={"angles": Limit()}, peers=None)
     grid = Sent(federation)
-    with pytest.raises(
-        FederationError, match=r"'predictions', but 'party 0', .* do not"
-    ):
+    rule = "'predictions', but 'party 0', .* do not"
+    with pytest.raises(FederationError, match=rule):
         FDSKL("square", target="continuous").start(grid)
     assert grid.actions == ["hello"]

@@ -243,14 +243,6 @@ def assert_refused(parties, strategy, message, party=None):
         assert caught.value.action == "fdskl_part"
 
 
-def test_two_parties_whose_parts_changed_places(tmp_path):
-    model = train(tmp_path, names=False).model.id
-    parties, _ = new_parties(tmp_path, names=False)
-    parties[0].state_dir, parties[2].state_dir = tmp_path / "2", tmp_path / "0"
-    message = "new rows must have the 3 columns of training"
-    assert_refused(parties, predicting(model), message, "party 0")
-
-
 @pytest.mark.parametrize(
     ("places", "rule"),
     [

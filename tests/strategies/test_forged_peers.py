@@ -143,9 +143,7 @@ def swapping(monkeypatch):
 
 
 @pytest.mark.usefixtures("swapping")
-def test_a_swapped_key_is_refused_and_leaves_no_keys_for_a_later_message(
-    honest, computing
-):
+def test_a_swapped_key_is_refused_and_leaves_no_keys(honest, computing):
     """Other alterations: tests/party/test_identity.py. The second was answered."""
     honest[VICTIM].consent = consent(honest)
     asked = greet(honest)

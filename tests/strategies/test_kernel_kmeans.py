@@ -699,9 +699,7 @@ def failing(settings, action, change):
 
 
 @pytest.mark.parametrize(("settings", "action", "change", "rule"), SECOND)
-def test_a_reply_that_cannot_be_ends_the_run_with_the_name(
-    settings, action, change, rule
-):
+def test_a_reply_that_cannot_be_ends_with_the_name(settings, action, change, rule):
     failure = failing(settings, action, change)
     assert isinstance(failure, PartyFailed)
     assert (failure.party, failure.action) == ("weather", f"{STEPS}{action}")

@@ -9,7 +9,12 @@ from vfl_flower.models.base import UsedModel
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies import CoresetEvaluation, CoresetPrediction, Removal
+from vfl_flower.strategies import (
+    CoresetEvaluation,
+    CoresetPrediction,
+    MUFCStatus,
+    Removal,
+)
 from vfl_flower.strategies.later import check_places, log_clusters
 
 MODEL = "0123abcd"
@@ -24,9 +29,7 @@ PARTIES = Connected(SimpleNamespace(name=name) for name in ("north", "south"))
 
 
 @pytest.mark.parametrize("kind", [CoresetPrediction, CoresetEvaluation])
-def test_predictions_stay_where_the_log_says_and_an_evaluation_is_recorded(
-    kind, caplog
-):
+def test_predictions_stay_and_an_evaluation_is_recorded(kind, caplog):
     run, reply = Run(0), {"test_mae": 0.5, "curve_rows": np.array([1, 2])}
     with caplog.at_level("INFO", "vfl_flower"):
         kind(MODEL).finish(PARTIES, run, 1, reply, UsedModel(MODEL))
@@ -44,16 +47,17 @@ def test_predictions_stay_where_the_log_says_and_an_evaluation_is_recorded(
 
 
 @pytest.mark.parametrize(
-    ("settings", "rule"),
+    ("kind", "settings", "rule"),
     [
-        ({"model_id": ""}, "model_id must be the id of a trained model, .* got none$"),
-        ({"model_id": "../0123ab"}, "^model_id must be 8 to 32 lower-case hexadecimal"),
-        ({"seed": 1}, "seed has no effect with .*, got 1"),
+        (Removal, {"model_id": ""}, "the id of a trained model, .* got none$"),
+        (Removal, {"model_id": "../0123ab"}, "8 to 32 lower-case hexadecimal digits"),
+        (Removal, {"seed": 1}, "seed has no effect with .*, got 1"),
+        (MUFCStatus, {"server_state": "/state", "seed": 3}, "seed has no .*, got 3"),
     ],
 )
-def test_refused_settings(settings, rule):
-    with pytest.raises(ValueError, match=rule):
-        Removal(**{"model_id": MODEL} | settings)
+def test_refused_settings(kind, settings, rule):
+    with pytest.raises(ValueError, match=f"^(model_id must be )?{rule}"):
+        kind(**{"model_id": MODEL} | settings)
 
 
 PLACES = [{"index": j, "parties": 2, "target": "binary"} for j in range(2)]

@@ -452,9 +452,7 @@ def test_unknown_ids_change_nothing(parties, folder, caplog, model):
     ("which", "away", "training"),
     [(ordinary, 2, "init"), (ordinary, 1, "full"), (centroid_ids, 2, "init")],
 )
-def test_rows_may_be_gone_before_the_run(
-    tmp_path, parties, folder, which, away, training
-):
+def test_rows_may_go_before_the_run(tmp_path, parties, folder, which, away, training):
     """From the data: the state is the same as where they are still in the file."""
     model = train(parties, folder, client_training=training).model.id
     copy = shutil.copytree(tmp_path, tmp_path / "copy")
@@ -1173,11 +1171,6 @@ def test_the_field_of_the_paper_is_for_few_columns(tmp_path, folder):
 def test_a_party_that_cannot_train(parties, folder, change, rule):
     vars(parties[1]).update(change(parties[1]))
     failure("south", "train", lambda: train(parties, folder), rule)
-
-
-def test_status_draws_nothing():
-    with pytest.raises(ValueError, match=r"seed has no effect .* got 3"):
-        MUFCStatus(MODEL, server_state="/state", seed=3)
 
 
 def test_settings_that_the_data_do_not_allow(parties, folder):

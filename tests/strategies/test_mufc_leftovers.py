@@ -36,9 +36,7 @@ NOTHING = {"a": [], "b": [], "c": []}
 @pytest.mark.parametrize(
     ("name", "saved"), [("SparseSum.decode", False), ("_inertia", True)]
 )
-def test_a_training_that_the_server_gives_up_leaves_no_ids(
-    tmp_path, monkeypatch, name, saved
-):
+def test_a_training_that_is_given_up_leaves_no_ids(tmp_path, monkeypatch, name, saved):
     """Unless the model is saved: its next task completes it."""
 
     def fail(*given):

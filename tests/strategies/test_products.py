@@ -212,9 +212,7 @@ OPENINGS = dict.fromkeys(range(3), BYTES)
         *((0, None, checks) for checks in (None, {}, {1: BYTES}, OPENINGS)),
     ],
 )
-def test_a_party_needs_the_joint_columns_and_proofs_of_the_other(
-    columns, joint, checks
-):
+def test_a_party_needs_joint_columns_and_proofs_of_the_other(columns, joint, checks):
     one, _ = multiplying(joint=columns)
     with pytest.raises(PartyError, match="joint and checks must be those of the other"):
         party.multiply(one, openings=OPENINGS, joint=joint, checks=checks)
@@ -585,9 +583,7 @@ def test_who_computes_is_refused_before_any_column_is_opened(tmp_path):
     ],
     ids=["swapped", "invented by the server", "withheld"],
 )
-def test_a_server_cannot_change_who_has_opened_what(
-    tmp_path, monkeypatch, tamper, reason
-):
+def test_no_server_changes_who_has_opened_what(tmp_path, monkeypatch, tamper, reason):
     original = Parties._round_trip
 
     def deviate(self, step, requests, *rest):

@@ -92,9 +92,7 @@ def test_no_other_name_leads_to_a_file(number, tmp_path):
         ("{}.sqlite", "file is not a database"),
     ],
 )
-def test_nothing_goes_where_a_file_of_such_a_name_is_of_something_else(
-    name, reason, tmp_path
-):
+def test_nothing_goes_where_such_a_file_is_something_else(name, reason, tmp_path):
     """Data of a day, say, which the party keeps beside its parts; or of the model."""
     parties, number = trained("direct", tmp_path)
     other_file = tmp_path / "south" / name.format(number)

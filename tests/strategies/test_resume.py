@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from deviating import RealParties
-from variants import VARIANTS, parties_of
+from variants import LIKE, VARIANTS, parties_of
 
 from vfl_flower import MUFC, Party, PartyFailed
 from vfl_flower.clients.mufc.state import list_models
@@ -14,10 +14,6 @@ from vfl_flower.server.checkpoint import FILE, Checkpoint
 
 PLAIN = ("fkk without cem", "fdskl paper")
 """Only parties in one process take part in them: no run of SuperNodes is so."""
-
-LIKE = ("fused", "uniform", "k-means paper", "fdskl steps", "fkk sums", "fkk rows")
-LIKE += ("mufc paper",)
-"""Other variants of the same strategy ask for the same steps, and others."""
 
 SEEDED = ("gram", "mufc")
 """These run with a seed."""

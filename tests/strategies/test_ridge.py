@@ -841,6 +841,8 @@ def hiding(index=1):
 MODELLED = partial(lone, part={"kind": "moments"})
 ANGLES = np.zeros((N, 4), "u2")
 NEW = {"roles": ROLES, "outputs": 1, "bits": 16, "numbers": np.arange(10)}
+BARE = {"of_rows": ridge_scores.RowsState(ROLES, np.zeros(64, np.uint8), np.arange(N))}
+BARE |= {"angles": None, "bits": 16}
 
 
 @pytest.mark.parametrize(
@@ -855,18 +857,18 @@ NEW = {"roles": ROLES, "outputs": 1, "bits": 16, "numbers": np.arange(10)}
         (lambda: hiding(0), party.open_joint, {}, "angles must be given"),
         (lambda: hiding(0), products.multiply, {}, "must be those of"),
         (MODELLED, party.prepare, {"task": TASK}, "has its model already"),
+        (
+            lambda: lone(0),
+            ridge_scores._joint_shares,
+            BARE,
+            "angles must be given where",
+        ),
     ],
 )
 def test_steps_that_a_party_refuses_at_that_time(made, step, values, rule):
     """They are out of order, or what the party needs from others is missing."""
     with pytest.raises(PartyError, match=rule):
         step(made(), **values)
-
-
-def test_scores_of_joint_features_need_the_angles():
-    state = ridge_scores.RowsState(ROLES, np.zeros(64, np.uint8), np.arange(N))
-    with pytest.raises(PartyError, match="angles must be given where there are joint"):
-        ridge_scores._joint_shares(lone(0), state, None, 16)
 
 
 def test_joint_features_are_opened_once_a_turn_and_products_made_once():

@@ -87,9 +87,7 @@ def to_the_bit(**settings: object) -> FKKMeans:
     ("settings", "standardize"),
     [({}, True), ({}, False), ({"gamma": 0.1}, True), ({"kernel": "laplacian"}, False)],
 )
-def test_three_files_give_the_clusters_of_the_pooled_rows(
-    folder, settings, standardize
-):
+def test_files_give_the_clusters_of_the_pooled_rows(folder, settings, standardize):
     X, names = reference()
     strategy = to_the_bit(standardize=standardize, **settings)
     parties = loaded(folder)

@@ -98,6 +98,10 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "remove": Removal(MODEL),
 }
 
+LIKE = ("fused", "uniform", "k-means paper", "fdskl steps", "fkk sums", "fkk rows")
+LIKE += ("mufc paper",)
+"""Other variants of the same strategy ask for the same steps, and others."""
+
 
 NAMES = "airline", "weather", "registry"
 HOME = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
