@@ -334,25 +334,26 @@ def check_refusals(folder: Path, consent: Consent) -> None:
     """Do as :meth:`Journal.check_refusals`, before the party's data are loaded."""
     path = folder / FILE
     if path.exists():
-        with (
-            _named_errors(path),
-            closing(sqlite3.connect(path, timeout=PATIENCE)) as db,
-            db,
-        ):
-            db.execute(_COUNTS)
+        with _counts(path) as db:
             Journal(_run="", _path=path, _db=db).check_refusals(consent)
 
 
 def note_refusal(folder: Path) -> None:
     """Count a message that the party has refused; raise PartyError if it cannot."""
-    path = folder / FILE
     count = """INSERT INTO counts VALUES ('refusals', 1)
         ON CONFLICT (name) DO UPDATE SET value = value + 1"""
+    with _counts(folder / FILE) as db:
+        db.execute(count)
+
+
+@contextmanager
+def _counts(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the counts of a journal, and write what the block has changed."""
     with _named_errors(path):
         make_private(path)
         with closing(sqlite3.connect(path, timeout=PATIENCE)) as db, db:
             db.execute(_COUNTS)
-            db.execute(count)
+            yield db
 
 
 @contextmanager
