@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import hypothesis
@@ -116,7 +117,8 @@ def pytest_sessionfinish(session, exitstatus):
     """Free the memory again; what a failed test has written stays, to be looked at."""
     own = session.config.stash.get(OWN, None)
     if own is not None and exitstatus == pytest.ExitCode.OK:
-        shutil.rmtree(own, ignore_errors=True)
+        # After multiprocessing has removed its folder in there, which has -100.
+        Finalize(None, shutil.rmtree, (own, True), exitpriority=-200)
 
 
 def pytest_collection_modifyitems(items):
