@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import the public names when one is used: the commands' help needs none."""
-    api = import_module("vfl_flower.api")
+    public = vars(import_module("vfl_flower.api"))
     if name == "__all__":
-        public = {n: v for n, v in vars(api).items() if not n.startswith("_")}
-        return [n for n, v in public.items() if not isinstance(v, ModuleType)]
-    return getattr(api, name)
+        shown = [n for n, v in public.items() if not isinstance(v, ModuleType)]
+        return ["__version__", *(n for n in shown if not n.startswith("_"))]
+    names = globals() | public  # among them the modules that are now imported
+    if name not in names:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return names[name]
 
 
 def __dir__() -> list[str]:
-    """Return the public names too."""
-    return [*globals(), *__getattr__("__all__")]
+    """Return the public names."""
+    return [*__getattr__("__all__")]

@@ -16,7 +16,12 @@ from vfl_flower.app.config import output_dir
 from vfl_flower.app.report.report import markdown_table
 from vfl_flower.strategies import load_model
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    suggest_commands=False,
+)
 
 
 @app.callback()
