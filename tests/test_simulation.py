@@ -1,6 +1,7 @@
 """The grid in one process does what Flower's do, and shares no memory."""
 
 import copy
+import pickle
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
@@ -9,7 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from vfl_flower import Party
+from vfl_flower import Party, PartyFailed
 from vfl_flower.party.party import stored_as
 from vfl_flower.protocol.contract import Reals
 from vfl_flower.protocol.messages import pack, unpack
@@ -226,3 +227,10 @@ def test_parts_are_those_of_the_last_run(three):
     assert len(seeds) == 6
     CoresetVRLR(size=12, solver="central").start(grid)
     assert parts(grid) == [{}, {}, {}]
+
+
+def test_a_failure_reaches_another_process():
+    failed = PartyFailed("lab", "hello", "it is late", {7: "lab"})
+    received = pickle.loads(pickle.dumps(failed))
+    assert str(received) == "party 'lab' failed in 'hello': it is late"
+    assert received.nodes == {7: "lab"}

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger("vfl_flower")
 
@@ -62,3 +63,7 @@ class PartyFailed(FederationError):
         super().__init__(f"party {party!r} failed in {action!r}: {reason}")
         self.party, self.action, self.reason = party, action, reason
         self.nodes = dict(nodes or {})
+
+    def __reduce__(self) -> tuple[type[PartyFailed], tuple[Any, ...]]:
+        """Let another process have the error too, such as that of a pool."""
+        return type(self), (self.party, self.action, self.reason, self.nodes)
