@@ -24,6 +24,8 @@ from pathlib import Path
 import numpy as np
 from typer.testing import CliRunner
 import vfl_flower as vf
+assert vf.files.__name__ == "vfl_flower.files"  # at the first access
+assert "__version__" in vf.__all__
 import vfl_flower.app.client_app
 import vfl_flower.app.deployment.executor
 import vfl_flower.app.deployment.node

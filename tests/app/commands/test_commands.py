@@ -468,3 +468,10 @@ def test_how_a_run_has_ended_is_json(monkeypatch):
         {"success": False, "error-message": "the run failed: a party was lost"},
     )
     assert answer(*arguments, "size=x")[0] == 1
+
+
+@pytest.mark.parametrize("words", [["chek"], ["models", "lst"]])
+def test_a_misspelt_command_gets_a_suggestion(words):
+    ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 2
+    assert ended.output.count("Did you mean") == 1
