@@ -60,18 +60,17 @@ TOGETHER = "all parties, nothing pooled"
 
 WORDS = {
     "Party": "An organisation that takes part with data of its own.",
-    "Server": "The program that asks the parties and puts their answers together. It "
-    "holds no rows.",
+    "Server": "The program that sends requests to the parties and combines their "
+    "replies. It has no rows of its own.",
     "Label": "The column that the model predicts.",
-    "Rows held out": "Rows that the model was not trained on, so that it can be judged "
-    "by them.",
-    "Round trip": "One question of the server to the parties, and all their answers.",
-    "Under a mask": "A party adds random numbers that cancel in the sum over all "
-    "parties: the server gets the sum, and nothing of a single party.",
-    "In the clear": "As it is: whoever gets it can read it.",
+    "Rows held out": "Rows left out of training, on which the model is then judged.",
+    "Round trip": "One request from the server to the parties, and all their replies.",
+    "Under a mask": "Hidden by random numbers that cancel in the sum over all parties: "
+    "the server learns the sum, and no party's contribution to it.",
+    "In the clear": "Readable by whoever receives it.",
     "Standard error": OF_SPREAD,
-    "Consent": "A file of each party that says what may leave it. Its own program "
-    "refuses everything else.",
+    "Consent": "A party's own file that says what may leave it. Its program refuses "
+    "everything else.",
 }
 """What the page's words mean."""
 
