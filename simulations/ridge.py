@@ -630,7 +630,7 @@ def paragraphs(measured: Mapping[str, Any], size: Size) -> Iterator[str]:
         This command has written this page and all its figures, which are beside it
         as JSON; it continues where it stopped.
         [ridge.md](ridge.md) explains the method, and
-        [experiments.md](../experiments.md#data) where the data come from. The seeds
+        [experiments.md](experiments.md#data) where the data come from. The seeds
         are {_listed([*map(str, size.seeds)])}, and those of coresets begin at 0.
     """
     numbers = [cell["stamp"] for cell in cells.values()]

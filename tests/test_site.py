@@ -53,6 +53,8 @@ def test_every_page_is_there(site):
     expected = {re.sub(r"^docs/(.*)\.md$", r"\1.html", page) for page in pages}
     assert expected <= made
     assert not list(site.rglob("*.py"))
+    index = (site / "search" / "search_index.js").read_text()  # for pages of a folder
+    assert {"mufc"} == {"mufc", "papers"} & {*re.findall(r'"location":"(\w+)', index)}
 
 
 def test_every_name_is_described(site):
@@ -66,8 +68,7 @@ def test_nothing_is_loaded_from_elsewhere(site):
     pages = {path: Loads(path) for path in site.rglob("*.html")}
     assert len(pages) > 20
     for path, page in pages.items():
-        outside = [one for one in page.loaded if re.match(r"(\w+:)?//", one)]
-        assert not outside, path
+        assert not [one for one in page.loaded if re.match(r"(\w+:)?//", one)], path
         assert not page.classes & {"mermaid", "md-source"}, path  # the first two below
     for path in site.rglob("*.css"):
         assert not re.search(r"@import|url\([\"']?(\w+:)?//", path.read_text()), path
