@@ -44,6 +44,7 @@ from vfl_flower.app.config import (
 from vfl_flower.app.deployment.federation import write_connection
 from vfl_flower.app.deployment.party_folder import consent_text, terms_of
 from vfl_flower.app.plan.rehearsal import rehearse
+from vfl_flower.app.report.page import WORDS
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.settings import settings_of
 from vfl_flower.protocol.steps import STEPS
@@ -95,7 +96,7 @@ ELSEWHERE = {"docs/deploy.md", "docs/contribute.md", "docs/tutorials/three-files
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if examples(p) and p not in ELSEWHERE | EXCERPTS.keys()]
 )
-def test_examples_run(page, tmp_path, monkeypatch):
+def test_examples_run(page, tmp_path, monkeypatch, capsys):
     """One after the other, as one would type them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kc_house.csv").write_text("a,b,price\n1,2,3\n4,5,6\n")
@@ -106,6 +107,8 @@ def test_examples_run(page, tmp_path, monkeypatch):
     for code in examples(page):
         run(re.sub(r'(f?")/(tmp|data)/', rf"\1{tmp_path}/", code), page, names)
     assert names
+    if page == "README.md":
+        assert f"```text\n{capsys.readouterr().out}```" in PAGES[page]
 
 
 def test_the_check_of_the_tutorial(tmp_path, monkeypatch):
@@ -127,8 +130,7 @@ def test_the_check_of_the_tutorial(tmp_path, monkeypatch):
 def test_excerpts_are_of_the_examples(page):
     """All blocks, but for the one that runs below and the consent."""
     folder = ROOT / "examples" / EXCERPTS[page]
-    files = [*folder.rglob("*.py"), folder / "pyproject.toml"]
-    texts = [file.read_text() for file in files]
+    texts = [p.read_text() for p in (*folder.rglob("*.py"), folder / "pyproject.toml")]
     shown = re.findall(r"(?ms)^```(?:python|toml)\n(.*?)^```", PAGES[page])
     actual = [one for one in shown if "simulate(" not in one and "[peers]" not in one]
     assert len(actual) >= 2
@@ -194,8 +196,7 @@ def demo_consent() -> str:
         for place, words in commands("vfl-flower").items()
         if words[1] == "init" and place.startswith("docs/deploy.md")
     ]
-    given = {tuple(options(words, "--for")) for words in inits}
-    ((strategy,),) = given
+    ((strategy,),) = {tuple(options(words, "--for")) for words in inits}
     return consent_text(terms_of(strategy).needs)
 
 
@@ -355,8 +356,7 @@ RUNS = commands("flwr run") | {
 def test_run_configs_make_a_strategy(words, monkeypatch):
     monkeypatch.chdir(ROOT)
     given = options(words, "--run-config")
-    config = check_run_config(parse_config_args(given) if given else {})
-    make_strategy(config)
+    make_strategy(check_run_config(parse_config_args(given) if given else {}))
 
 
 @parametrise("words", commands("vfl-flower run"))
@@ -365,8 +365,7 @@ def test_settings_of_runs_make_a_strategy(words, tmp_path, monkeypatch):
     lines = re.findall(r"(?m)^    (\S+ = .+, .+)$", PAGES["docs/mufc.md"])
     Path("bounds.txt").write_text("\n".join(lines))
     task = [*options(words, "--task"), "train"][0]
-    config = gather(words[2], task, options(words, "--set"))
-    make_strategy(check_run_config(config))
+    make_strategy(check_run_config(gather(words[2], task, options(words, "--set"))))
 
 
 def test_demo_config_makes_a_strategy():
@@ -539,6 +538,11 @@ def test_members_of_the_api_exist():
         assert known >= set(members.split(", ")), name
 
 
+def test_the_glossary_has_the_words_of_the_report():
+    text = " ".join(PAGES["docs/glossary.md"].split())
+    assert all(f" **{word}**: {meaning}" in text for word, meaning in WORDS.items())
+
+
 def test_the_existing_app_needs_the_flower_of_the_package():
     projects = (ROOT, ROOT / "examples" / "existing_app")
     texts = [(folder / "pyproject.toml").read_text() for folder in projects]
@@ -547,7 +551,7 @@ def test_the_existing_app_needs_the_flower_of_the_package():
 
 
 def test_readme_is_short():
-    assert len(PAGES["README.md"].split()) < 900
+    assert len(PAGES["README.md"].split()) <= 700
 
 
 def slug(heading: str) -> str:
@@ -570,24 +574,21 @@ def test_every_page_is_reached():
     """From the README, by links."""
     reached, new = set(), {"README.md"}
     while new:
-        page = new.pop()
-        reached.add(page)
+        reached.add(page := new.pop())
         for target in re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", PAGES[page]):
             file = ((ROOT / page).parent / target).resolve()
             new |= {file.relative_to(ROOT).as_posix()} - reached
     assert {page for page in PAGES if page.startswith("docs/")} <= reached
 
 
-ROOMS = (
-    "app|clients|data|models|numerics|protocol|secure_aggregation|sklearn|strategies"
-)
+DIRS = "app|clients|data|models|numerics|protocol|secure_aggregation|sklearn|strategies"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_modules_and_commands_in_the_text_exist(page):
     outside = "docs|tests|benchmarks|examples|simulations|vfl_flower"
     for code in words_in_code(page):
-        path = re.fullmatch(rf"((?:{outside}|{ROOMS})/[\w/.-]*?)(?::.*)?", code)
+        path = re.fullmatch(rf"((?:{outside}|{DIRS})/[\w/.-]*?)(?::.*)?", code)
         if path and "NAME" not in code and re.search(r"\.\w+$|/$", path[1]):
             inside = ROOT / "vfl_flower" / path[1]
             assert (ROOT / path[1]).exists() or inside.exists(), code
@@ -614,8 +615,7 @@ def claims() -> dict[str, tuple[str, str, list[str]]]:
     """Return verdict, evidence and commands of each claim, by the claim."""
     found = {}
     for section in PAGES[CLAIMS].split("\n## ")[1:]:
-        rows = re.findall(r"(?m)^\| (.+) \|$", section)[1:]  # without the header
-        for row in rows:
+        for row in re.findall(r"(?m)^\| (.+) \|$", section)[1:]:  # without the header
             claim, verdict, evidence, shown_by = re.split(r" \|(?: |$)", f"{row} |")[:4]
             found[claim] = verdict, evidence, re.findall(r"`([^`]+)`", shown_by)
     return found
@@ -702,7 +702,7 @@ def test_figures_of_claims_are_those_of_the_sections_that_they_name():
     "page", ["docs/contribute.md", *(f"docs/papers/{name}.md" for name in PAPERS)]
 )
 def test_functions_that_a_page_names_exist(page):
-    named = re.findall(rf"`((?:{ROOMS})/[\w/]+\.py): ([^`]+)`", PAGES[page])
+    named = re.findall(rf"`((?:{DIRS})/[\w/]+\.py): ([^`]+)`", PAGES[page])
     assert len(named) >= 4
     for file, functions in named:
         path = Path("vfl_flower", file)

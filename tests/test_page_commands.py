@@ -48,10 +48,7 @@ PROGRAMS = (
 """First words of commands."""
 
 NOT_HERE = {
-    "README.md": {
-        r"git|make (demo|test)": "make test runs this test; tests/simulations",
-        r"vfl-flower": "those of docs/tutorials/three-files.md, with another strategy",
-    },
+    "README.md": {r"git|make demo": "of a clean clone, which CI makes"},
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
     "docs/contribute.md": {
         r"make (test|lint|help)": "CI itself, and a list",
@@ -64,15 +61,13 @@ NOT_HERE = {
         r"python -m vfl_flower.app.deployment.(executor|gate) ": "as the line above",
         r"vfl-flower run .* resume=": "of a run that was killed: tests/strategies",
     },
-    "docs/experiments.md": {
-        r"python -m simulations": "two minutes",
-        r"make papers": "minutes and hours; tests/simulations/test_papers.py",
+    "docs/papers/experiments.md": {
+        r"python |make papers": "minutes and hours; tests/simulations/test_papers.py"
     },
-    "docs/papers/coresets-results.md": {r"python -m simulations": "minutes, data"},
-    "docs/papers/fdskl-results.md": {r"python -m simulations": "hours, data"},
-    "docs/papers/kernel_kmeans-results.md": {r"python -m simulations": "hours, data"},
-    "docs/papers/mufc-results.md": {r"python ": "hours, data"},
-    "docs/papers/ridge-results.md": {r"python -m simulations": "hours, data"},
+    **{
+        f"docs/papers/{name}-results.md": {r"python ": "minutes or hours, and data"}
+        for name in ("coresets", "fdskl", "kernel_kmeans", "mufc", "ridge")
+    },
     "docs/reports.md": {
         r"vfl-flower report": "of runs that are there: tests/app",
         r"vfl-flower simulate": "its pictures; as those of docs/simulate.md, longer",
@@ -253,6 +248,7 @@ class Reader:
 
 
 PARTIES: dict[str, tuple[Callable[[], Mapping[str, pd.DataFrame]], dict[str, Any]]] = {
+    "README.md": (dict, {}),
     "docs/alignment.md": (columns, {"label-column": "arr_delay"}),
     "docs/coresets.md": (columns, {"label-column": "arr_delay"}),
     "docs/deploy.md": (columns, {"label-column": "arr_delay"}),
@@ -295,7 +291,9 @@ def test_commands_run(page, tmp_path, monkeypatch):
     if page == "docs/mufc.md":
         (tmp_path / "bounds.txt").write_text("age = 0, 120\nincome = 0, 1000000\n")
     for line in RUN[page]:
-        reader.type(line)
+        output = reader.type(line)
+        if page == "README.md":
+            assert re.search(r"(?s)```text\n(\|.*?)```", PAGES[page])[1] in output
         if "forget-client" in line:  # the next lines are of a model of three parties
             reader.type(RUN[page][0])
         if line.startswith("vfl-flower init airline"):

@@ -105,6 +105,7 @@ def test_joining_pays(folder):
     for page in ("README.md", "docs/simulate.md"):
         text = (ROOT / page).read_text()
         assert all(f" {loss:,.0f}  {name}" in text for name, loss in actual.items())
+        assert page[0] == "d" or f" {1700.4**0.5:.0f} for the insurer alone" in text
 
 
 def test_the_report_of_the_last_run_gets_the_errors(tmp_path, capsys):
