@@ -210,6 +210,16 @@ def simulate(
         ``n_parties``; or as for :meth:`ProtocolStrategy.start`.
     FederationError, PartyFailed
         As for :meth:`ProtocolStrategy.start`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> ids = np.arange(30)
+    >>> parties = [vf.Party(np.zeros((25, 1)), ids=ids[j : j + 25]) for j in (0, 5)]
+    >>> result = simulate(vf.Alignment("rows"), parties)
+    >>> result.model.n_common_, result.ledger.round_trips
+    (20, 4)
     """
     check_members(strategy, parties)
     if seed is not None:

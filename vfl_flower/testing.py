@@ -450,6 +450,15 @@ def check_strategy(
         `strategy` is not a strategy, or not for so many parties.
     FederationError, PartyFailed
         Parties that consent to what the strategy declares refuse it, or it fails.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> ids = np.arange(60)
+    >>> X = np.random.default_rng(0).normal(size=(50, 1))
+    >>> parties = [vf.Party(X, ids=ids[j : j + 50]) for j in (0, 5, 9)]
+    >>> check_strategy(vf.Alignment("rows"), parties)
     """
     runs = Runs(strategy, parties if callable(parties) else lambda: parties)
     check_members(strategy, runs.make())

@@ -31,5 +31,12 @@ def register(app: ClientApp, load: Load, *, allow_plain: bool = False) -> None:
     allow_plain : bool
         Answer a server that asks for sums without masks, or for a protocol that does
         not protect the party. Only for tests and comparisons.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from vfl_flower import Party
+    >>> app = ClientApp()
+    >>> register(app, lambda context: Party(np.zeros((3, 2)), name="clinic"))
     """
     serve(app, load, STEPS.values(), uses=uses_of_steps(), allow_plain=allow_plain)

@@ -36,6 +36,14 @@ class AlignmentModel(Model):
     rows_ : list of Array of int, shape (m,)
         The common rows of each party, in the common order; after a run in one process
         only, since elsewhere they stay at their parties.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> held = np.array([[True, True], [True, False]])
+    >>> model = AlignmentModel("2026-q4", "", held, counts_=np.array([20, 5]))
+    >>> model.n_common_, model.n_shared(0)
+    (20, 25)
     """
 
     kind: ClassVar[str] = "alignment"

@@ -24,7 +24,16 @@ Stored = Mapping[str, tuple[str, Callable[[Array], Any]]]
 
 
 class Model:
-    """Base of the models of all strategies."""
+    """Base of the models of all strategies.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = RemovedModel("1f0c5d2a9b3e4c71").save(f"{folder}/model")
+    ...     path.name, RemovedModel.load(path).model_id
+    ('model.npz', '1f0c5d2a9b3e4c71')
+    """
 
     kind: ClassVar[str]
     stored: ClassVar[Stored]

@@ -44,6 +44,13 @@ class LinearModel(_InBlocks):
         Id under which the parties keep their blocks; "" where they do not.
     clips : dict of str to Array
         How parties take rows that stand out, where all are in one process.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = LinearModel([np.array([1.0, 2.0]), np.array([3.0])], intercept_=5.0)
+    >>> model.predict([[[1, 1], [0, 0]], [[1], [0]]])
+    array([11.,  5.])
     """
 
     kind: ClassVar[str] = "linear"
@@ -107,6 +114,13 @@ class KMeansModel(_InBlocks):
     sizes_ : Array, shape (k,)
         Rows of each cluster, by the weights of the coreset; shape (0,) where the
         server does not know them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = KMeansModel([np.array([[0.0], [9.0]]), np.array([[1.0], [9.0]])])
+    >>> model.predict([[[0], [8]], [[2], [7]]]).tolist()
+    [0, 1]
     """
 
     kind: ClassVar[str] = "k-means"

@@ -33,6 +33,17 @@ class KernelModel(PartedModel):
         Whether all parties have a ``state-dir`` and have kept their parts in it.
     parts : list of dict, optional
         One a party.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(400, 2))
+    >>> parties = [vf.Party(X[:, :1]), vf.Party(X[:, 1:], y=X.sum(axis=1) > 0)]
+    >>> strategy = vf.FDSKLDirect(features=64, allow_two_parties=True)
+    >>> model = vf.simulate(strategy, parties, seed=0).model
+    >>> model.predict([[[2.0], [-2.0]], [[1.0], [-1.0]]]).tolist()
+    [True, False]
     """
 
     kind: ClassVar[str] = "kernel"

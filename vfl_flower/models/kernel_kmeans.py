@@ -45,6 +45,19 @@ class KernelKMeansModel(Model):
         where the model was trained without cem.
     sizes_ : Array, shape (k,)
         Rows of each cluster; shape (0,) in a model that is not complete.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(300, 2))
+    >>> X[::2] += 20
+    >>> parties = [vf.Party(X[:100]), vf.Party(X[100:200]), vf.Party(X[200:])]
+    >>> strategy = vf.FKKMeans(n_clusters=2, iterations=2)
+    >>> model = vf.simulate(strategy, parties, seed=0).model
+    >>> first, second = model.predict(np.array([[0.0, 0.0], [20.0, 20.0]]))
+    >>> bool(first != second), len(model.labels_)
+    (True, 3)
     """
 
     kind: ClassVar[str] = "kernel k-means"

@@ -39,6 +39,13 @@ class MUFCModel(Model):
     labels_ : list of Array, optional
         Clusters of the rows that were not forgotten, an array a party, if all are in
         one process.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = MUFCModel("1f0c5d2a9b3e4c71", 1, np.array([[-0.4], [0.4]]))
+    >>> model.predict(np.array([[-0.3], [0.2]])).tolist()
+    [0, 1]
     """
 
     kind: ClassVar[str] = "mufc"

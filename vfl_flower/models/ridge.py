@@ -34,6 +34,16 @@ class RidgeModel(PartedModel):
         Whether all parties have a ``state-dir`` and have kept their parts in it.
     parts : list of dict, optional
         One a party.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(400, 2))
+    >>> parties = [vf.Party(X[:, :1]), vf.Party(X[:, 1:], y=X.sum(axis=1) > 0)]
+    >>> model = vf.simulate(vf.SecureRidge(features="linear"), parties).model
+    >>> model.predict([[[2.0], [-2.0]], [[1.0], [-1.0]]]).tolist()
+    [True, False]
     """
 
     kind: ClassVar[str] = "ridge"

@@ -120,6 +120,15 @@ class Consent(_Rules):
         The kinds of :data:`KINDS` that may leave.
     peers : mapping of str to str, or None
         Public keys of the other parties by their names; None: keys are not checked.
+
+    Examples
+    --------
+    >>> table = {"min-parties": 4, "leaves": {"moments": {"life": 600}}}
+    >>> consent = Consent.parse(table)  # consent.toml
+    >>> consent.min_parties, consent.leaves["moments"].life
+    (4, 600)
+    >>> sorted(set(ALLOW_ALL.leaves) - set(consent.leaves))[:2]
+    ['angles', 'centroids']
     """
 
     leaves: Mapping[str, Limit] = field(default_factory=dict)

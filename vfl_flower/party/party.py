@@ -120,6 +120,13 @@ class Party:
         `X` is not a non-empty real matrix, a value is missing, masked or infinite, `y`
         or `ids` has another length or another pandas index than `X`, or an id is
         missing or stands twice.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> party = Party(np.eye(3), y=[0.0, 1.0, 1.0], ids=["a", "b", "c"], name="clinic")
+    >>> party.take(np.array([2, 0])).y.tolist()
+    [1.0, 0.0]
     """
 
     X: Array | Rows

@@ -39,7 +39,19 @@ def refusing_files(what: str, path: Path) -> Iterator[None]:
 
 
 class FederationError(RuntimeError):
-    """The parties do not fit together, or cannot do what the strategy needs."""
+    """The parties do not fit together, or cannot do what the strategy needs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> parties = [vf.Party(np.zeros((20, 1)), ids=range(j, j + 20)) for j in (0, 50)]
+    >>> try:
+    ...     vf.simulate(vf.Alignment("rows"), parties)
+    ... except FederationError as error:
+    ...     print(str(error).partition(":")[0])
+    all 2 parties must have ids in common, but no id is at all of them
+    """
 
 
 class PartyFailed(FederationError):
@@ -51,6 +63,12 @@ class PartyFailed(FederationError):
         Which party, in which step, and why.
     nodes : dict of int to str
         Names of the nodes that failed, by Flower's numbers.
+
+    Examples
+    --------
+    >>> error = PartyFailed("clinic", "hello", "it has no ids")
+    >>> error.party, error.reason, isinstance(error, FederationError)
+    ('clinic', 'it has no ids', True)
     """
 
     def __init__(

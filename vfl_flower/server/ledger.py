@@ -61,6 +61,14 @@ class Ledger:
     watch : callable or None
         Called with the ledger and the action after each round trip, such as to show
         how far the run is.
+
+    Examples
+    --------
+    >>> ledger = Ledger()
+    >>> ledger.entry("hello", "clinic").bytes_up += 300
+    >>> ledger.round_trip("hello", seconds=0.5)
+    >>> ledger.round_trips, ledger.bytes_up
+    (1, 300)
     """
 
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)

@@ -64,6 +64,16 @@ class ProtocolResult(Result):
     curves : mapping of str to sequence
         What pictures of the model need, bin by bin; empty where there is nothing. See
         ``docs/simulate.md``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> ids = np.arange(30)
+    >>> parties = [vf.Party(np.zeros((25, 1)), ids=ids[j : j + 25]) for j in (0, 5)]
+    >>> result = vf.simulate(vf.Alignment("rows"), parties)
+    >>> result.metrics["common"], [info.name for info in result.parties]
+    (20, ['party-0', 'party-1'])
     """
 
     model: Model
@@ -148,6 +158,17 @@ class ProtocolStrategy(Strategy):
     A subclass declares its settings (:mod:`vfl_flower.protocol.settings`) and writes
     :meth:`protocol`; its locals are the state, one call to ``parties`` is one round
     trip, and the four hooks of a round-based strategy have no place in it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> from vfl_flower.simulation import InProcessGrid
+    >>> ids = np.arange(30)
+    >>> parties = [vf.Party(np.zeros((25, 1)), ids=ids[j : j + 25]) for j in (0, 5)]
+    >>> grid = InProcessGrid(parties)  # in a ServerApp, Flower's
+    >>> vf.Alignment("rows").start(grid).model.n_common_
+    20
     """
 
     _: KW_ONLY

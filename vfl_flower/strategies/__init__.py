@@ -98,6 +98,16 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     ValueError
         The file is no saved model, was written by a later version, or holds a kind of
         model whose package is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> from vfl_flower.models.coresets import LinearModel
+    >>> with TemporaryDirectory() as folder:
+    ...     path = LinearModel([np.array([1.0, 2.0])], 5.0).save(f"{folder}/model")
+    ...     load_model(path)
+    LinearModel(coef_=[array([1., 2.])], intercept_=5.0, id='')
     """
     tasks = algorithms().values()
     kinds = (strategy.model_class for strategies in tasks for strategy in strategies)

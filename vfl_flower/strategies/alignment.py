@@ -58,6 +58,17 @@ class Alignment(ProtocolStrategy):
         From `start`: no id is at all parties.
     PartyFailed
         A party has no ids, or repeats one, or does not follow the protocol.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> ids = np.arange(30)
+    >>> parties = [vf.Party(np.zeros((25, 1)), ids=ids[j : j + 25]) for j in (0, 5)]
+    >>> model = vf.simulate(Alignment("2026-q4"), parties).model
+    >>> aligned = [p.take(rows) for p, rows in zip(parties, model.rows_, strict=True)]
+    >>> len(aligned[0].ids), list(aligned[0].ids) == list(aligned[1].ids)
+    (20, True)
     """
 
     alignment: str = ""

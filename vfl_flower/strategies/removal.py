@@ -46,6 +46,19 @@ class Removal(ModelTask):
     PartyFailed
         A file at a party has the name of the model's part, and is none, or cannot be
         removed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(600, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     a = vf.Party(X[:, :1], state_dir=f"{folder}/a")
+    ...     b = vf.Party(X[:, 1:], y=X @ [1.0, 2.0], state_dir=f"{folder}/b")
+    ...     model = vf.simulate(vf.CoresetVRLR(size=100), [a, b]).model
+    ...     vf.simulate(Removal(model.id), [a, b]).metrics["removed"]
+    2
     """
 
     task = "remove"
@@ -85,6 +98,18 @@ class MUFCRemoval(Removal):
 
     With it goes what the model has forgotten: the history and the tags of ids. See
     :class:`Removal`.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.MUFC(n_clusters=2, server_state=home), parties).model
+    ...     task = MUFCRemoval(model.id, server_state=home)
+    ...     vf.simulate(task, parties).metrics["removed"]
+    3
     """
 
     server_state: StateFolder = dataclasses.field(default="", kw_only=True)

@@ -33,6 +33,17 @@ def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
     ------
     OSError
         The folder cannot be written to.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> ids = np.arange(30)
+    >>> parties = [vf.Party(np.zeros((25, 1)), ids=ids[j : j + 25]) for j in (0, 5)]
+    >>> with TemporaryDirectory() as folder:
+    ...     report(vf.simulate(vf.Alignment("rows"), parties), folder).name
+    'report.html'
     """
     from vfl_flower.app.report.report import of_python, write_page, write_report
 

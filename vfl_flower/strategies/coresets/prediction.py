@@ -69,6 +69,20 @@ class CoresetPrediction(RowPrediction):
     PartyFailed
         A party has no part of this model, a part that does not fit the others, or other
         columns than in training.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(600, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     a = vf.Party(X[:, :1], state_dir=f"{folder}/a")
+    ...     b = vf.Party(X[:, 1:], y=X @ [1.0, 2.0], state_dir=f"{folder}/b")
+    ...     model = vf.simulate(vf.CoresetVRLR(size=100), [a, b]).model
+    ...     task = CoresetPrediction(model.id, allow_two_parties=True)
+    ...     vf.simulate(task, [a, b]).metrics["rows"]
+    600
     """
 
     _: KW_ONLY
@@ -139,6 +153,20 @@ class CoresetEvaluation(CoresetPrediction):
     The errors of many models reveal the labels and rows, so the receiver counts each
     evaluation as ``moments`` against the limit of its consent. A party answers for
     whole blocks of rows only, so nobody can ask for the error of a single row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(600, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     a = vf.Party(X[:, :1], state_dir=f"{folder}/a")
+    ...     b = vf.Party(X[:, 1:], y=X @ [1.0, 2.0], state_dir=f"{folder}/b")
+    ...     model = vf.simulate(vf.CoresetVRLR(size=100), [a, b]).model
+    ...     task = CoresetEvaluation(model.id, allow_two_parties=True)
+    ...     vf.simulate(task, [a, b]).metrics["test_r2"] > 0.99
+    True
     """
 
     task = "evaluate"

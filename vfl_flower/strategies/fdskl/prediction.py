@@ -48,6 +48,21 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
     PartyFailed
         A party has no part of this model, a part that does not fit the others, or other
         columns than in training.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(600, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     a = vf.Party(X[:, :1], state_dir=f"{folder}/a")
+    ...     b = vf.Party(X[:, 1:], y=X.sum(axis=1) > 0, state_dir=f"{folder}/b")
+    ...     training = vf.FDSKLDirect(features=64, allow_two_parties=True)
+    ...     model = vf.simulate(training, [a, b]).model
+    ...     task = FDSKLPrediction(model.id, allow_two_parties=True)
+    ...     vf.simulate(task, [a, b]).metrics["rows"]
+    600
     """
 
     model_class = KernelModel
@@ -125,6 +140,21 @@ class FDSKLEvaluation(FDSKLPrediction):
     has the labels of the new rows, of at least 20, and writes no predictions: it
     reports to the server their error and the other metrics of the rows held out in
     training, and the curves if it consents, once a session.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(600, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     a = vf.Party(X[:, :1], state_dir=f"{folder}/a")
+    ...     b = vf.Party(X[:, 1:], y=X.sum(axis=1) > 0, state_dir=f"{folder}/b")
+    ...     training = vf.FDSKLDirect(features=64, allow_two_parties=True)
+    ...     model = vf.simulate(training, [a, b]).model
+    ...     task = FDSKLEvaluation(model.id, allow_two_parties=True)
+    ...     vf.simulate(task, [a, b]).metrics["test_error"] < 0.1
+    True
     """
 
     task = "evaluate"

@@ -318,6 +318,17 @@ class FDSKLDirect(KernelLearning):
     From the summed angles the label holder also learns the other parties' columns of
     these rows up to a linear map that it does not know, nearly a rotation. Seeds and
     predictions are as of :class:`FDSKL`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(500, 3))
+    >>> y = (X**2).sum(axis=1) > 2.4
+    >>> parties = [vf.Party(X[:, :1]), vf.Party(X[:, 1:2]), vf.Party(X[:, 2:], y=y)]
+    >>> strategy = FDSKLDirect(features=64, test_fraction=0.2)
+    >>> vf.simulate(strategy, parties, seed=0).metrics["test_error"] < 0.2
+    True
     """
 
     _: KW_ONLY

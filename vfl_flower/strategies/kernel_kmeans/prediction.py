@@ -40,6 +40,17 @@ class FKKMeansPrediction(LaterTask):
     PartyFailed
         A party has no part of this model, one without a map, or other columns than in
         training.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.FKKMeans(n_clusters=2, iterations=2), parties).model
+    ...     vf.simulate(FKKMeansPrediction(model.id), parties).metrics["rows"]
+    150
     """
 
     task = "predict"
@@ -76,6 +87,17 @@ class FKKMeansEvaluation(FKKMeansPrediction):
     ``test_loss`` is in the space of the embedding, as the ``inertia`` of training over
     its number of rows. Each party has at least 20 rows, and writes nothing. See
     :class:`FKKMeansPrediction`.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.FKKMeans(n_clusters=2, iterations=2), parties).model
+    ...     vf.simulate(FKKMeansEvaluation(model.id), parties).metrics["test_loss"] < 1
+    True
     """
 
     task = "evaluate"

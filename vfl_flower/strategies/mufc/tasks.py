@@ -224,6 +224,19 @@ class MUFCUnlearn(ForgettingTask):
     PartyFailed
         An id is not of a row of training, or the data lack rows of training that were
         not forgotten. Nothing is changed then.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.MUFC(n_clusters=2, server_state=home), parties).model
+    ...     vf.request_changes(parties[0], forget=[4, 7])
+    ...     task = MUFCUnlearn(model.id, server_state=home)
+    ...     vf.simulate(task, parties).metrics["removed"]
+    2
     """
 
     lazy_counts: bool = dataclasses.field(default=False, kw_only=True)
@@ -248,6 +261,19 @@ class MUFCForgetClient(ForgettingTask):
     ``state-dir`` names the model (:func:`~vfl_flower.request_changes`). If it is not
     connected, the counts of the others suffice, each of whose consents must name it:
     ``changed-parties``. Rows that the others request to forget or to add wait.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.MUFC(n_clusters=2, server_state=home), parties).model
+    ...     vf.request_changes(parties[0], leave=[model.id])
+    ...     task = MUFCForgetClient(model.id, server_state=home, clients="a")
+    ...     vf.simulate(task, parties).metrics["removed"]
+    50
     """
 
     clients: str | pydantic.SkipValidation[Sequence[str]] = ""
@@ -303,6 +329,21 @@ class MUFCAdd(StateTask):
     [1] has only removals. Here each centroid of a party stays with the probability that
     a training on the old and new rows would have drawn it among the old ones: see
     :func:`vfl_flower.numerics.mufc.initialise`.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.MUFC(n_clusters=2, server_state=home), parties).model
+    ...     a = {"name": "a", "state_dir": f"{home}/a"}
+    ...     parties[0] = vf.Party([*data["X"], [0.2]], ids=range(51), **a)
+    ...     vf.request_changes(parties[0], add=[50])
+    ...     task = MUFCAdd(model.id, server_state=home)
+    ...     vf.simulate(task, parties).metrics["added"]
+    1
     """
 
     task = "add"
@@ -342,6 +383,18 @@ class MUFCStatus(ReadingTask):
     """Report how much of a model was forgotten; bring parties up to date after a crash.
 
     Centres, sizes and objective are as the server keeps them.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.MUFC(n_clusters=2, server_state=home), parties).model
+    ...     task = MUFCStatus(model.id, server_state=home)
+    ...     vf.simulate(task, parties).metrics["rows"]
+    150
     """
 
     task = "status"
@@ -384,6 +437,18 @@ class MUFCPrediction(ReadingTask):
         A party is none of the model's.
     PartyFailed
         A party has no state of this model, or other columns than in training.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.MUFC(n_clusters=2, server_state=home), parties).model
+    ...     task = MUFCPrediction(model.id, server_state=home)
+    ...     vf.simulate(task, parties).metrics["rows"]
+    150
     """
 
     task = "predict"
@@ -434,6 +499,18 @@ class MUFCEvaluation(MUFCPrediction):
     -----
     A server that deviates chooses the centres, and can single out rows by the costs of
     many: they count as ``row-sums``, once a session.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> data = {"X": [[k / 100] for k in range(50)], "ids": range(50)}
+    >>> with TemporaryDirectory() as home:
+    ...     parties = [vf.Party(**data, name=n, state_dir=f"{home}/{n}") for n in "abc"]
+    ...     model = vf.simulate(vf.MUFC(n_clusters=2, server_state=home), parties).model
+    ...     task = MUFCEvaluation(model.id, server_state=home)
+    ...     vf.simulate(task, parties).metrics["test_loss"] < 0.3
+    True
     """
 
     task = "evaluate"

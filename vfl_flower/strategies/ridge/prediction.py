@@ -53,6 +53,19 @@ class RidgePrediction(ComputingParties, RowPrediction):
     PartyFailed
         A party has no part of this model, a part that does not fit the others, or other
         columns than in training.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(600, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     a = vf.Party(X[:, :1], state_dir=f"{folder}/a")
+    ...     b = vf.Party(X[:, 1:], y=X.sum(axis=1) > 0, state_dir=f"{folder}/b")
+    ...     model = vf.simulate(vf.SecureRidge(features="linear"), [a, b]).model
+    ...     vf.simulate(RidgePrediction(model.id), [a, b]).metrics["rows"]
+    600
     """
 
     _: KW_ONLY
@@ -121,6 +134,19 @@ class RidgeEvaluation(RidgePrediction):
     the new rows, of at least 20, and writes no predictions: it reports to the server
     their error and the other metrics of the rows held out in training, and the curves
     if it consents, once a session.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> import vfl_flower as vf
+    >>> X = np.random.default_rng(0).normal(size=(600, 2))
+    >>> with TemporaryDirectory() as folder:
+    ...     a = vf.Party(X[:, :1], state_dir=f"{folder}/a")
+    ...     b = vf.Party(X[:, 1:], y=X.sum(axis=1) > 0, state_dir=f"{folder}/b")
+    ...     model = vf.simulate(vf.SecureRidge(features="linear"), [a, b]).model
+    ...     vf.simulate(RidgeEvaluation(model.id), [a, b]).metrics["test_error"] < 0.1
+    True
     """
 
     task = "evaluate"
