@@ -13,6 +13,7 @@ from simulations import flights, flights_files
 from simulations.experiments import ROOT
 from simulations.flights_files import FILES, ID, LABEL, make_party_files
 from vfl_flower import CoresetVRLR, Party, simulate
+from vfl_flower.app.report.page import TOGETHER
 from vfl_flower.app.report.report import write_report
 from vfl_flower.data import load_party
 from vfl_flower.data.source import PartySource
@@ -33,8 +34,7 @@ def folder(tmp_path_factory):
 def parties(folder, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("VFL_FLOWER_CACHE", str(folder.parent / "cache"))
     make_party_files(folder)
-    given = {"data": str(folder), "count": 3}
-    given |= {"id_column": ID, "label_column": LABEL}
+    given = {"data": str(folder), "count": 3, "id_column": ID, "label_column": LABEL}
     return [load_party(PartySource(index=j, **given)) for j in range(3)]
 
 
@@ -82,14 +82,10 @@ def test_without_the_package(monkeypatch, tmp_path, capsys):
 
 
 @needs_flights
-def test_joining_pays(folder):
+def test_joining_pays(parties):
     """Of a variance of 1,759, one party's columns leave 1,615 or more; all, 294."""
-    columns = {
-        path.stem: pd.read_parquet(path).drop(columns=ID)
-        for path in make_party_files(folder)
-    }
-    y = columns["1_insurer"].pop(LABEL).to_numpy(float)
-    tables = {name: table.to_numpy(float) for name, table in columns.items()}
+    tables = {party.name: np.asarray(party.X[:], float) for party in parties}
+    y = np.asarray(parties[0].y, float)
     train, test = split_rows(len(y), 0.2, 0)
     assert y[test].var() == pytest.approx(1758.914, rel=1e-6)
     actual = flights.losses(tables, y, train, test)
@@ -102,10 +98,16 @@ def test_joining_pays(folder):
         },
         rel=1e-4,
     )
+    result = simulate(CoresetVRLR(size=2000, test_fraction=0.2), parties, seed=0)
+    actual |= {TOGETHER: result.metrics["test_loss"]}
     for page in ("README.md", "docs/simulate.md"):
         text = (ROOT / page).read_text()
         assert all(f" {loss:,.0f}  {name}" in text for name, loss in actual.items())
-        assert page[0] == "d" or f" {1700.4**0.5:.0f} for the insurer alone" in text
+    text = (ROOT / "README.md").read_text()
+    typical = (f"{actual[name] ** 0.5:.0f}" for name in (TOGETHER, "1_insurer alone"))
+    assert "{} minutes together, and {} for the insurer".format(*typical) in text
+    sent = f"{result.ledger.round_trips} round trips; the parties send "
+    assert f"{sent}{result.ledger.bytes_up / 1e6:.1f} MB" in " ".join(text.split())
 
 
 def test_the_report_of_the_last_run_gets_the_errors(tmp_path, capsys):
@@ -130,15 +132,13 @@ def test_the_report_of_the_last_run_gets_the_errors(tmp_path, capsys):
     for _ in range(2):  # it may be repeated
         flights.main(tmp_path, tmp_path / "runs")
 
-    beside = json.loads((run / "result.json").read_text())["results"]["coreset"][
-        "beside"
-    ]["test_loss"]
+    record = json.loads((run / "result.json").read_text())
+    beside = record["results"]["coreset"]["beside"]["test_loss"]
     test = split_rows(3000, 0.2, 0)[1]
     assert beside["pooled"] < 1e-6
     assert beside["1_insurer alone"] == pytest.approx(b[test].var(), rel=0.1)
-    assert beside["2_weather, given the labels"] == pytest.approx(
-        y[test].var(), rel=0.1
-    )
+    weather = beside["2_weather, given the labels"]
+    assert weather == pytest.approx(y[test].var(), rel=0.1)
     assert "600 flights held out" in capsys.readouterr().out
     page = (run / "report.html").read_text()
     assert page.count("Beside each party alone") == 1
