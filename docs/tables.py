@@ -1,19 +1,28 @@
 """Texts that follow from what the code declares.
 
-``python docs/tables.py settings`` prints docs/settings.md, ``learned`` the table of
-docs/security.md, and ``toml`` the sections of pyproject.toml.
+``python docs/tables.py settings`` prints docs/settings.md, ``consent`` the tables of
+docs/consent.md, ``learned`` the table of docs/security.md, and ``toml`` the sections of
+pyproject.toml.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections.abc import Iterator
+from typing import Any
 
 from vfl_flower.app.config import Key, check_run_config, make_strategy
+from vfl_flower.app.deployment.party_folder import consent_text
 from vfl_flower.app.plan import learned
 from vfl_flower.app.plan.rehearsal import Shape, quietly, rehearse
 from vfl_flower.app.settings import sections, toml
-from vfl_flower.strategies import ALGORITHMS
+from vfl_flower.party import consent
+from vfl_flower.protocol.settings import settings_of
+from vfl_flower.protocol.terms import KINDS
+from vfl_flower.server.strategy import ProtocolStrategy
+from vfl_flower.strategies import ALGORITHMS, algorithms
 
 
 def settings() -> str:
@@ -58,7 +67,76 @@ def learned_at_defaults() -> str:
     return learned.table(("strategy", *learned.HEADER), rows)
 
 
-TEXTS = {"settings": settings, "learned": learned_at_defaults, "toml": toml}
+def consent_keys() -> str:
+    """Return the keys of a ``consent.toml`` outside of its tables, as ``init`` has."""
+    rules, _ = consent_text().split("[leaves]")
+    lines = re.findall(r"(?m)^((?:# )?[a-z-]+ = .+?) +# (.+(?:\n +# .+)*)", rules)
+    rows = [[f"`{line}`", re.sub(r"\n +#", "", words)] for line, words in lines]
+    return learned.table(("line", "meaning"), rows)
+
+
+def consent_kinds() -> str:
+    """Return the kinds of what leaves a party, and what a limit of each counts."""
+    counted = dict.fromkeys(KINDS, "rows")
+    counted |= dict.fromkeys(consent._WITHOUT_ROWS, "disclosures")
+    counted["moments"] = "columns"
+    rows = [[f"`{kind}`", words, counted[kind]] for kind, words in KINDS.items()]
+    return learned.table(("kind", "what leaves the party", "a limit counts"), rows)
+
+
+def _variants(name: str, strategy: type[ProtocolStrategy]) -> Iterator[dict[str, Any]]:
+    """Yield changes of a task's run config: none, then those of the main settings."""
+    yield {}
+    for setting in settings_of(strategy):
+        if setting.name in ("client_training", "clustering", "solver"):
+            yield from ({f"{name}.{setting.key}": value} for value in setting.choices)
+        elif setting.name == "test_fraction":
+            yield {f"{name}.{setting.key}": 0.2}
+
+
+def consent_needs() -> str:
+    """Return the kinds that each task needs, and the settings that change them."""
+    required = {"model_id": {"model-id": "0" * 16}, "clients": {"mufc.clients": "a"}}
+    strategies: dict[tuple[str, str], list[str]] = {}  # by task and kinds
+    for name, tasks in algorithms().items():
+        for strategy in tasks:
+            given: dict[str, Any] = {"strategy": name, "task": strategy.task}
+            for setting in settings_of(strategy):
+                given |= required.get(setting.name, {})
+            changes: dict[str, list[str]] = {}  # by kinds; the first is no change
+            for more in _variants(name, strategy):
+                terms = make_strategy(check_run_config(given | more)).terms
+                kinds = ", ".join(f"`{kind}`" for kind in terms.needs)
+                if kinds != next(iter(changes), None):
+                    changes[kinds] = changes.get(kinds, []) + [
+                        f"`{key.removeprefix(f'{name}.')}={json.dumps(value)}`"
+                        for key, value in more.items()
+                    ]
+            for kinds, words in changes.items():
+                task = f"`{strategy.task}`" + " with " * bool(words)
+                task += " or ".join(words)
+                strategies.setdefault((task, kinds), []).append(f"`{name}`")
+    rows: dict[tuple[str, str], list[str]] = {}
+    for (task, kinds), names in strategies.items():
+        if kinds:
+            rows.setdefault((", ".join(names), kinds), []).append(task)
+    return learned.table(
+        ("strategy", "task", "kinds"),
+        [(names, ", ".join(tasks), kinds) for (names, kinds), tasks in rows.items()],
+    )
+
+
+def consent_tables() -> str:
+    """Return the tables of the page on the ``consent.toml``."""
+    return "\n\n".join([consent_keys(), consent_kinds(), consent_needs()])
+
+
+TEXTS = {
+    "settings": settings,
+    "consent": consent_tables,
+    "learned": learned_at_defaults,
+    "toml": toml,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
