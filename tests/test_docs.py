@@ -12,7 +12,7 @@ import tomllib
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
-from itertools import dropwhile, product
+from itertools import dropwhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ import pandas as pd
 import pytest
 import typer
 from flwr.cli.flower_config import read_superlink_connection
+from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
@@ -39,7 +40,6 @@ from vfl_flower.app.config import (
     make_strategy,
     party_source,
     run_keys,
-    tasks_of,
 )
 from vfl_flower.app.deployment.federation import write_connection
 from vfl_flower.app.deployment.party_folder import consent_text, terms_of
@@ -89,7 +89,7 @@ EXCERPTS = {
 }
 """Tutorials, and the example whose files they show, which tests/examples run."""
 
-ELSEWHERE = {"docs/deploy.md", "docs/contribute.md", "docs/tutorials/three-files.md"}
+ELSEWHERE = {"docs/contribute.md", "docs/tutorials/three-files.md"}
 """Pages whose examples need data that the tests do not have, or run below."""
 
 
@@ -150,21 +150,18 @@ def test_the_fifth_algorithm_runs(monkeypatch):
             del sys.modules[name]
 
 
-def test_model_of_the_page_of_deployment(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    X = np.random.default_rng(0).normal(size=(60, 3))
-    parties = [vf.Party(X[:, :1]), vf.Party(X[:, 1:2]), vf.Party(X[:, 2:], y=X[:, 0])]
-    model = vf.simulate(vf.CoresetVRLR(sampling="full"), parties).model
-    model.save(tmp_path / "model-coreset.npz")
-    (code,) = examples("docs/deploy.md", "## Results")
-    run(code, "docs/deploy.md", {})
-
-
 def test_own_apps_run(tmp_path):
-    """The ServerApp's strategy on the ClientApp with a loader of one's own."""
-    names: dict[str, Any] = {}
-    for code in examples("docs/deploy.md", "## In your own ServerApp"):
-        run(code, "docs/deploy.md", names)
+    """A strategy on a ClientApp with a loader of one's own; parties have no index."""
+    app = ClientApp()
+
+    def load(context):
+        config = context.node_config
+        consent, state_dir = Consent.load(config["consent"]), Path(config["state-dir"])
+        rules = {"name": config["owner"], "state_dir": state_dir, "consent": consent}
+        with np.load(config["table"]) as file:
+            return vf.Party(file["X"], y=file.get("y"), **rules)
+
+    vf.register(app, load)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 6))
     blocks = [{"X": X[:, :2]}, {"X": X[:, 2:4]}, {"X": X[:, 4:], "y": X.sum(axis=1)}]
@@ -183,7 +180,7 @@ def test_own_apps_run(tmp_path):
     consent.touch(mode=0o600)
     text = demo_consent()  # without peers
     consent.write_text(re.sub("(?m)^(trust-on-first-use) = false", r"\1 = true", text))
-    grid._app = names["app"]
+    grid._app = app
     result = vf.CoresetVRLR(size=2000).start(grid)
     assert {entry.party for entry in result.ledger.entries.values()} == set("abc")
     np.testing.assert_allclose(np.concatenate(result.model.coef_), np.ones(6))
@@ -323,16 +320,16 @@ def test_commands_of_command_lines_are_understood(words):
         context = command.make_context(words[0], arguments, parent=context)
 
 
-def toml_blocks(key: str) -> list[str]:
-    """Return the TOML in docs/deploy.md that has a key or table."""
-    blocks = re.findall(r"(?s)```toml\n(.*?)```", PAGES["docs/deploy.md"])
+def toml_blocks(page: str, key: str) -> list[str]:
+    """Return the TOML in a page that has a key or table."""
+    blocks = re.findall(r"(?s)```toml\n(.*?)```", PAGES[page])
     return [block for block in blocks if f"\n{key}" in f"\n{block}"]
 
 
 def test_superlinks_of_config_toml_are_understood(tmp_path, monkeypatch):
     """Under the name that ``flwr run`` is given, as the coordinator writes it."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    (block,) = toml_blocks("[superlink]")
+    (block,) = toml_blocks("docs/deploy.md", "[superlink]")
     write_connection(Path("/srv/federation"), 8001, home=tmp_path)
     assert tomllib.loads(block) == tomllib.loads((tmp_path / "config.toml").read_text())
     connection = read_superlink_connection("federation")
@@ -439,15 +436,11 @@ def test_the_page_of_settings_is_what_the_code_declares():
 CONSENT_KEYS = {f.name.replace("_", "-"): f.default for f in fields(Consent)}
 
 
-def test_the_consent_to_copy_has_every_key_with_its_default():
-    (text,) = toml_blocks("[leaves]")
-    peers = tomllib.loads(text)["peers"]
-    assert list(peers) == ["weather", "registry"]
-    assert Consent.parse(tomllib.loads(text)) == Consent(peers=peers)
-    assert text.startswith(consent_text())  # what vfl-flower init writes
+def test_the_consent_of_init_has_every_key_with_its_default():
+    text = consent_text()
+    assert Consent.parse(tomllib.loads(text)) == Consent()
     for kind, meaning in KINDS.items():
         assert re.search(rf"(?m)^{kind} = false +# {meaning}$", text)
-
     (limit,) = re.findall(r"true: any number; (\{.*?\})", text)
     changed = re.sub("(?m)^# (?=[a-z-]+ = )", "", text)  # those without a default
     changed = re.sub("(?m)^rows = false", f"rows = {limit}", changed)
@@ -459,37 +452,32 @@ def test_the_consent_to_copy_has_every_key_with_its_default():
     assert Consent.parse(given).leaves == {"rows": Limit(run=2000, life=10000)}
 
 
-def needs_of_strategies() -> Iterator[tuple[str, str, set[str]]]:
-    """Yield strategy, setting and lines of the rows of the table, one of each."""
-    header = "| strategy | setting | lines under `[leaves]` |"
-    table = PAGES["docs/deploy.md"].split(header, 1)[1].split("\n\n", 1)[0]
-    for row in table.splitlines()[2:]:
-        names, settings, lines = (
-            re.findall("`(.+?)`", cell) for cell in row.split("|")[1:-1]
-        )
-        for name, setting in product(names, settings or [""]):
-            yield name, setting, set(lines)
+@pytest.mark.parametrize("table", ["keys", "kinds", "needs"])
+def test_the_tables_of_consent_are_what_the_code_declares(table):
+    text = getattr(tables, f"consent_{table}")()
+    assert text in PAGES["docs/consent.md"]
+    every = {"keys": {*CONSENT_KEYS} - {"leaves", "peers"}, "kinds": {*KINDS}}
+    every["needs"] = {name for name in algorithms() if name != "align"}
+    assert {*re.findall(r"[a-z-]+", text)} >= every[table]
 
 
-def test_lines_that_strategies_need():
-    rows = list(needs_of_strategies())
-    for name, setting, lines in rows:
-        given = parse_config_args([setting] if setting else [])
-        task = tasks_of({"strategy": name})[given.get("task", "train")]
-        config = {"strategy": name} | given
-        for needed in settings_of(task):
-            if needed.name == "model_id":
-                config["model-id"] = "0" * 16
-            elif needed.name == "clients":
-                config["mufc.clients"] = "clinic-a"
-        needs = make_strategy(check_run_config(config)).terms.needs
-        assert lines == {f"{kind} = true" for kind in needs}, (name, setting)
-    tasks = {(name, s.task) for name, some in algorithms().items() for s in some}
-    told = {
-        (name, parse_config_args([setting] if setting else []).get("task", "train"))
-        for name, setting, _ in rows
-    }
-    assert tasks <= told
+def test_the_consent_of_the_page_is_enough_for_its_strategies():
+    (text,) = toml_blocks("docs/consent.md", "[leaves]")
+    consent = Consent.parse(tomllib.loads(text))
+    assert len(consent.peers) + 1 == consent.least_parties
+    for name in consent.strategies:
+        assert consent.lacks(replace(terms_of(name), parties=3)) == [], name
+
+
+def test_messages_of_the_page_on_trouble_are_those_of_the_package():
+    """But for what stands in the place of names and numbers."""
+    texts = "".join(path.read_text() for path in ROOT.glob("vfl_flower/**/*.py"))
+    code = re.sub(r"[^\w:'=-]+", " ", re.sub(r'"\s+f?"|\{[^{}\n]*\}', "", texts))
+    rows = re.findall(r"(?m)^\| (`.*?`) \|", PAGES["docs/troubleshooting.md"])
+    assert len(rows) > 15
+    for piece in re.split(r"`, `|…", "…".join(rows)):
+        words = re.sub(r"[^\w:'=-]+", " ", piece).strip()
+        assert words in code, piece
 
 
 def words_in_code(page: str) -> Iterator[str]:

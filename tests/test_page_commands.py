@@ -59,7 +59,6 @@ NOT_HERE = {
             "vfl-flower starts these and prints them, in tests/wiring"
         ),
         r"python -m vfl_flower.app.deployment.(executor|gate) ": "as the line above",
-        r"vfl-flower run .* resume=": "of a run that was killed: tests/strategies",
     },
     "docs/papers/experiments.md": {
         r"python |make papers": "minutes and hours; tests/simulations/test_papers.py"
@@ -77,6 +76,9 @@ NOT_HERE = {
         r"export|flwr run |python -m vfl_flower.app.deployment.flower_run": (
             "tests/wiring/test_flower_run.py"
         ),
+    },
+    "docs/troubleshooting.md": {
+        r"vfl-flower run .* resume=": "of a run that was killed: tests/strategies"
     },
     "docs/tutorials/three-files.md": {
         r"(python -m venv|source|pip)": "of a clean clone, which CI makes",
