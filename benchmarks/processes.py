@@ -11,6 +11,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,13 @@ def peak() -> float:
 
 
 def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None:
-    """Answer messages until an empty one comes, then report the memory that it took."""
+    """Answer messages until an empty one comes, then report memory and seconds."""
     party = make(*arguments)
     party.consent = ALLOW_ALL
     app = make_client_app(lambda context: party)
     context = Context(1, 1000, {}, RecordDict(), {})
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    before = peak()
+    before, begun = peak(), process_time()
     most: dict[str, float] = {}
     while message := pipe.recv_bytes():
         arrived = message_from_proto(MessageProto.FromString(message))
@@ -54,7 +55,7 @@ def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None
         del arrived, reply
         most[action] = max(most.get(action, 0.0), peak() - before)
     n, d = party.rows.shape
-    pipe.send((8 * n * d / MB, most))
+    pipe.send((8 * n * d / MB, most, process_time() - begun))
 
 
 def start(make: Callable[..., Party], parties: Iterable[tuple]) -> list[Connection]:
@@ -74,7 +75,7 @@ def stop(pipes: list[Connection]) -> None:
     """End the processes, and print how far the memory of each grew, by step."""
     for j, pipe in enumerate(pipes):
         pipe.send_bytes(b"")
-        size, most = pipe.recv()
+        size, most, _ = pipe.recv()
         steps = ", ".join(f"{a.split('.')[1]} {v:.0f}" for a, v in most.items())
         print(f"party {j}: data {size:.0f} MB, beyond them at most: {steps} MB")
 

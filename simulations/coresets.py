@@ -9,7 +9,7 @@ All tables take about an hour, ``--quick`` some minutes::
 =========  =========================================================================
 costs      the costs on coresets and uniform samples, and what they take to send
 defaults   what the defaults of ``CoresetVRLR`` lose against least squares on pooled
-           rows: the table of docs/coresets.md
+           rows: the table of "Size of the coreset" in docs/papers/coresets-results.md
 published  what the authors' files hold, and what the paper prints; FOLDER is a clone
            of https://github.com/haoyuzhao123/coreset-vfl-codes
 =========  =========================================================================
@@ -687,7 +687,7 @@ def loss_ratio(data: Columns, strategy: CoresetVRLR, seeds: int) -> float:
 
 
 def defaults(names: Sequence[str], folder: Path | None, repeats: int) -> str:
-    """Return the table of docs/coresets.md."""
+    """Return the table of the size of coresets in docs/papers/coresets-results.md."""
     rows = []
     for name in names:
         data = columns(name, folder)
