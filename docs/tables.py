@@ -10,8 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from vfl_flower.app.config import Key, check_run_config, make_strategy
 from vfl_flower.app.deployment.party_folder import consent_text
@@ -19,10 +22,58 @@ from vfl_flower.app.plan import learned
 from vfl_flower.app.plan.rehearsal import Shape, quietly, rehearse
 from vfl_flower.app.settings import sections, toml
 from vfl_flower.party import consent
+from vfl_flower.protocol.rules import number_text
 from vfl_flower.protocol.settings import settings_of
 from vfl_flower.protocol.terms import KINDS
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.strategies import ALGORITHMS, algorithms
+
+
+def values(annotation: Any) -> str:
+    """Return the values that a run config can give, from the type of a setting.
+
+    >>> values(Annotated[float, Gt(0)] | Literal["median"])
+    '>0, median'
+    >>> values(Annotated[int, Ge(1), Le(2**24)])
+    '1 to 2^24'
+    """
+    return ", ".join(dict.fromkeys(_values(annotation)))
+
+
+def _values(annotation: Any, bounds: str = "") -> Iterator[str]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield from _values(arguments[0], _bounds(arguments[1:]))
+    elif origin is Literal:
+        yield from map(str, arguments)
+    elif origin in (Union, types.UnionType):
+        for each in arguments:
+            yield from _values(each)
+    elif annotation is bool:
+        yield "bool"
+    elif annotation is str:
+        yield "text"
+    elif annotation in (int, float):
+        yield bounds
+
+
+def _bounds(metadata: tuple[Any, ...]) -> str:
+    """Return the constraints of a number: "1 to 9", or ">0"."""
+    least, parts = "", []
+    for constraint in metadata:
+        match constraint:
+            case Ge(ge=bound):
+                least = number_text(bound)
+                parts.append(f"≥{least}")
+            case Gt(gt=bound):
+                parts.append(f">{number_text(bound)}")
+            case Le(le=bound) if least:
+                parts = [f"{least} to {number_text(bound)}"]
+            case Le(le=bound):
+                parts.append(f"≤{number_text(bound)}")
+            case Lt(lt=bound):
+                parts.append(f"<{number_text(bound)}")
+    return ", ".join(parts)
 
 
 def settings() -> str:
@@ -30,23 +81,25 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every key of a run config, with its default. The keys of a section have the",
-        "name of the section in front, as in `--run-config 'section.key=value'`. In",
-        "Python the same settings, with underscores, are the strategies' arguments.",
+        "Every key of a run config, behind the name of its section, as in",
+        "`--set ridge.rows=5000`. In Python they are the strategies' arguments, with",
+        "underscores. A number whose default is whole must be whole.",
     ]
-    described: dict[tuple[str, str, str], Key] = {}
+    described: dict[tuple[str, ...], Key] = {}
     for section, keys in sections():
         lines += ["", f"## `{section}`" if section else "## All strategies", ""]
-        lines += ["| key | default | meaning |", "|---|---|---|"]
+        lines += ["key | values | default | meaning", "---|---|---|---"]
         alike: dict[str, list[str]] = {}
         for key in keys:
-            meaning = key.setting.meaning.replace("``", "`").replace("|", "\\|")
-            default = json.dumps(key.default)
-            first = described.setdefault((key.setting.key, default, meaning), key)
+            meaning = key.setting.text.replace("``", "`").replace("|", "\\|")
+            hints = get_type_hints(key.setting.strategy, include_extras=True)
+            default = "" if key.default == "" else f"`{json.dumps(key.default)}`"
+            cells = values(hints[key.setting.name]), default, meaning
+            first = described.setdefault((key.setting.key, *cells), key)
             if first is not key:
                 alike.setdefault(first.section, []).append(f"`{key.name}`")
                 continue
-            lines.append(f"| `{key.name}` | `{default}` | {meaning} |")
+            lines.append(f"`{key.name}` | {' | '.join(cells)}")
         for other, names in alike.items():
             lines += ["", f"As in `{other}`: {', '.join(names)}."]
     return "\n".join([*lines, ""])

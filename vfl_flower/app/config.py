@@ -33,35 +33,34 @@ class RunSettings:
     """What every run config has, whatever the strategy."""
 
     strategy: str = next(iter(ALGORITHMS))
-    """The algorithm: the name of the section that has its settings."""
+    """The algorithm, by the name of its section."""
     task: str = "train"
-    """What to do: train, or a later task on a trained model."""
+    """train, or a task on a trained model."""
     model_id: str = ""
-    """The id of the trained model for a later task, as its training printed it."""
+    """Id of the trained model, printed by its training."""
     compare: bool = False
-    """Also run the baselines of the strategy, one after another."""
+    """Also run the baselines of the strategy."""
     dry_run: bool = False
-    """Only greet the parties, and print what the run would cost and who would learn
-    what. No row leaves a party."""
+    """Send only `hello`; print costs and who would learn what. No row leaves a
+    party."""
     alignment: str = ""
-    """Name of the order of rows that strategy "align" has left at the parties; each
-    then has these rows of its file."""
+    """Name of a row order from "align", whose rows each party then uses."""
     output_dir: str = ""
     """Absolute folder for results; default: vfl_flower/runs in the data folder of the
-    user who runs the SuperLink."""
+    SuperLink's account."""
     timeout: Positive = 3600.0
-    """Seconds allowed for one round trip, and for the parties to connect."""
+    """Seconds for one round trip, and for the parties to connect."""
     resume: str = ""
-    """Continue a run that was killed or failed: the name of its folder in output-dir.
-    The other keys must be unchanged, but for the timeout."""
+    """Folder, in output-dir, of a killed or failed run to continue. Only the timeout
+    may change."""
     seed: Annotated[int, Ge(-1)] = -1
-    """With a number from 0 the same settings give the same model again, or one that
-    differs by rounding alone; -1: each party draws in private."""
+    """From 0: equal settings give the same model again, up to rounding; -1: each party
+    draws in private."""
     n_parties: Count = 0
-    """How many parties to wait for; 0: take those that are connected, at least two."""
+    """Parties to wait for; 0: those connected, at least two."""
     data: str = "diabetes"
     """Data of nodes whose node config names none: a bundled set,
-    "synthetic:n=10000,d=30", or the absolute path of a party file or folder."""
+    "synthetic:n=10000,d=30", or the absolute path of a file or folder."""
 
 
 _COMMON = (RunSettings, FileOptions)

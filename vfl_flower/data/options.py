@@ -24,25 +24,24 @@ class FileOptions:
     standardize: bool = False
     """Each party scales its columns to mean 0 and standard deviation 1."""
     one_hot: bool = True
-    """Text columns become 0/1 columns; false: they are an error."""
+    """Text columns become 0/1 columns; false: an error."""
     impute: Impute = "mean"
-    """What missing values become; none: they are an error."""
+    """What replaces missing values; none: an error."""
     missing: str = ""
-    """Texts for a missing value, "NA,?,-999"; default: NA, N/A, NaN, null, None, ?, -
-    and a point, in upper and lower case. An empty cell always is one."""
+    """Texts for a missing value besides empty cells, "NA,?,-999"; default: NA, N/A,
+    NaN, null, None, ?, - and a point, in upper and lower case."""
     max_levels: Count = 0
-    """Above this many levels a text column keeps the most frequent ones, and "other";
-    0: above 100 levels, keep the top 20."""
+    """Above so many levels a text column keeps the most frequent ones and "other"; 0:
+    above 100, the top 20."""
     levels: str = ""
-    """Levels of text columns, the same at all parties: "sex=f|m;region=north|south", or
-    (not in a run config) the absolute path of a TOML file; default: those of each
-    party's rows."""
+    """Levels of text columns, equal at all parties: "sex=f|m;region=north|south", or
+    (not in a run config) the absolute path of a TOML file; default: each party's
+    own."""
     delimiter: str = ""
-    """What separates the fields of a CSV, one character or "tab"; default: comma,
-    semicolon, tab or bar."""
+    """Separator of CSV fields, one character or "tab"; default: comma, semicolon, tab
+    or bar."""
     encoding: str = ""
-    """Encoding of a CSV; default: by its mark, else UTF-8 where it is that, else
-    Windows-1252 or Latin-1."""
+    """Encoding of a CSV; default: by its mark, else UTF-8 if valid, else Windows-1252
+    or Latin-1."""
     header: bool = True
-    """The first line of a CSV has the names of its columns; otherwise they are x0, x1
-    and so on."""
+    """The first line of a CSV names its columns; false: x0, x1 and so on."""

@@ -71,13 +71,13 @@ def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
             case GroupedMetadata():
                 yield from _bounds(constraint)
             case Ge(ge=bound):
-                yield f"of at least {_number(bound)}"
+                yield f"of at least {number_text(bound)}"
             case Gt(gt=bound):
-                yield f"above {_number(bound)}"
+                yield f"above {number_text(bound)}"
             case Le(le=bound):
-                yield f"of at most {_number(bound)}"
+                yield f"of at most {number_text(bound)}"
             case Lt(lt=bound):
-                yield f"below {_number(bound)}"
+                yield f"below {number_text(bound)}"
             case MinLen(min_length=bound):
                 yield f"of length {bound} or more"
             case MaxLen(max_length=bound):
@@ -86,7 +86,7 @@ def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
                 yield "of printable characters"
 
 
-def _number(bound: Any) -> str:
+def number_text(bound: Any) -> str:
     """Return a bound as text: large powers of two as such."""
     power = isinstance(bound, int) and bound > 2**16 and bound.bit_count() == 1
     return f"2^{bound.bit_length() - 1}" if power else str(bound)

@@ -32,12 +32,11 @@ class ComputingParties(ProtocolStrategy):
 
     _: KW_ONLY
     dealer: str = "server"
-    """Who deals correlated randomness, "server" or the name of a party, which costs a
-    round trip more. It must not work with a party that computes."""
+    """Who generates the correlated randomness: "server", or a party by name, at a round
+    trip more. It must not collude with a computing party."""
     computes: str = ""
-    """Name of the party that computes with the label holder; "": the first of the
-    others that does not deal. These two must not work together, nor either with the
-    dealer."""
+    """Party that computes with the label holder; "": the first of the others that is
+    not the dealer. Neither may collude with the other or the dealer."""
 
     @property
     def computing(self) -> Computing:

@@ -42,34 +42,33 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
 
     size: Size | Literal["auto"] = "auto"
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
-    """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
+    """Penalty R in ``sum_S w (x theta + b - y)^2 / n + R/n``."""
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
     """Strength of R: ``alpha |theta|^2`` for ridge, ``alpha |theta|_1`` for lasso."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
-    alpha * (1 - l1_ratio) * |theta|^2``."""
+    """Share of the l1 part in R for the elastic net, ``alpha * (l1_ratio |theta|_1 +
+    (1-l1_ratio) |theta|^2)``."""
     solver: Literal["gram", "central", "cg", "saga"] = "gram"
-    """"gram": the label holder solves from sums of products that two parties
-    compute; of a row nothing leaves but its score. "central": the rows of the coreset
-    are pooled at the server, as in the paper. "cg" (conjugate gradients, one round trip
-    per step) and "saga" (the paper's baseline) ask for sums for each row, so the server
-    sees residuals."""
+    """"gram": the label holder solves from sums of products that two parties compute;
+    of a row only its score leaves. "central": the server pools the coreset, as in the
+    paper. "cg" (conjugate gradients, a round trip per step), "saga" (the paper's
+    baseline): from sums for single rows, so the server sees residuals."""
     fit_intercept: bool = True
-    """Fit b. Its column of ones counts in the label holder's scores."""
+    """Fit b; its column of ones counts in the label holder's scores."""
     max_iter: Natural = 200
-    """Iterations of cg; passes over the coreset of saga."""
+    """Iterations of cg; passes of saga over the coreset."""
     tol: NotNegative = 1e-6
-    """Tolerance at which cg and saga stop, relative to the standard deviation of the
-    labels (without an intercept, to their root mean square)."""
+    """Tolerance of cg and saga, in standard deviations of the labels (without an
+    intercept, in their root mean square)."""
     batch_size: Natural = 32
-    """Rows in a round trip of saga; the paper has 1."""
+    """Rows per round trip of saga; 1 in the paper."""
     test_fraction: Fraction = 0.0
-    """Share of the rows held out. The label holder learns the prediction of each and
-    reports their errors to the server, in two more round trips."""
+    """Share of rows held out. The label holder learns their predictions and reports the
+    errors to the server, in two more round trips."""
     allow_two_parties: bool = False
-    """Let cg and saga run between two parties, each of which then learns the other's
-    part of the predictions from the residuals; and let two parties predict or evaluate,
-    in training too, where the label holder then learns the other's part."""
+    """Let two parties train with cg or saga, whose residuals reveal to each the other's
+    contribution to the predictions; and predict or evaluate, in training too, which
+    reveals it to the label holder."""
 
     labelled = numeric = True
 

@@ -73,20 +73,20 @@ class CoresetStrategy(JudgedStrategy):
 
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
-    """m, the rows of the coreset, counting repeats. "auto": 50 for each column of all
-    parties and at least 2000; all rows, without draws, where there are no more."""
+    """m, the rows of the coreset with repeats. "auto": 50 per column of all parties, at
+    least 2000; if there are no more rows, all, without draws."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
-    """"coreset": that of the paper; "uniform": rows drawn uniformly without
-    replacement; "full": all rows."""
+    """"coreset": as in the paper; "uniform": drawn uniformly without replacement;
+    "full": all rows."""
     rounds: Literal["fused", "paper"] = "fused"
-    """"fused": three round trips where rows are pooled; "paper": the rounds of
-    Algorithm 1. Both give the same coreset with the same seed."""
+    """"fused": three round trips where rows are pooled; "paper": those of Algorithm 1.
+    One seed gives the same coreset."""
     evaluate: Literal["coreset", "full"] = "coreset"
-    """"coreset": evaluate the model on the coreset, which costs nothing; "full": also
-    on all training rows, by secure sums."""
+    """"coreset": evaluate on the coreset, at no cost; "full": also on all training
+    rows, by secure sums."""
     check_size: Annotated[int, Ge(0), Le(party.MOST_ROWS)] = 0
-    """Extra rows to pool, from which the loss on all training rows and its standard
-    error are estimated. 0: none."""
+    """Extra rows to pool, to estimate the loss on all training rows and its standard
+    error."""
 
     steps: ClassVar[Steps] = (
         party.totals,

@@ -342,13 +342,12 @@ class CoresetVKMC(sampling.CoresetStrategy):
     """"central": weighted k-means++ on rows pooled at the server. "distdim": Ding et
     al. (2016), local centres and assignments only."""
     local_clustering: Literal["lloyd", "seeding"] = "lloyd"
-    """How a party clusters its columns. "lloyd": k-means++ and Lloyd's iteration;
-    "seeding": the seeding alone, which is two to five times cheaper."""
+    """"lloyd": a party clusters its columns by k-means++ and Lloyd's iteration;
+    "seeding": by k-means++ alone, two to five times cheaper."""
     approximation: party.Approximation = 2.0
-    """alpha of Algorithm 3: the factor by which the cost of a local clustering may
-    exceed the optimum."""
+    """alpha of Algorithm 3: how many times the optimum a local clustering may cost."""
     n_init: Natural = 10
-    """Starts of the server's k-means, of which the best is kept."""
+    """Starts of the server's k-means; the best is kept."""
 
     model_class = KMeansModel
     question = "Which few rows give nearly the clusters of all rows?"

@@ -244,12 +244,12 @@ class AngleStrategy(ProtocolStrategy):
     bits: Bits = "auto"
     """Bits of an angle on the circle. "auto": 16, or 8 where rows come in batches."""
     block_bytes: Natural = 16_000_000
-    """Bytes of angles that a party sends in one round trip, to within one row."""
+    """Bytes of angles per party and round trip, to within a row."""
     topology: Topology = "star"
-    """How sums travel. "star": to the server. "ring", "tree": from party to party,
-    encrypted between them, in more round trips."""
+    """How sums travel. "star": to the server. "ring", "tree": between parties,
+    encrypted, in more round trips."""
     allow_two_parties: bool = False
-    """Allow two parties, although the label holder then gets the other's angles."""
+    """Allow two parties, although the label holder learns the other's angles."""
     angle_masking: AngleMasking = "circle"
     """"circle": each party's features are its secret, and angles are summed under masks
     modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,

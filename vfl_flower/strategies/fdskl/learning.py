@@ -41,30 +41,32 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     """Kernel learning with random features over split columns."""
 
     loss: LossName = "logistic"
-    """The loss L, from Table 1 of the paper."""
+    """Loss L, from Table 1 of the paper; "square" for a continuous target."""
     kernel: Kernel = "gaussian"
-    """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
-    ``exp(-|x - x'|_1 / bandwidth)``."""
+    """"gaussian": ``exp(-|x-x'|^2 / (2 bandwidth^2))``. "laplacian": ``exp(-|x-x'|_1 /
+    bandwidth)``."""
     _: KW_ONLY
     target: Target = "binary"
-    """What the labels are. "binary": two values. "multiclass": up to 100 values, each
-    learned against the rest. "continuous": real numbers, with the square loss only."""
+    """"binary": two values. "multiclass": up to 100 values, each learned against the
+    rest. "continuous": real numbers."""
     bandwidth: Positive | Literal["median"] = "median"
-    """Bandwidth of the kernel, in the unit of the columns. "median": gamma = 1 /
-    median(distance^2), from 1,000 pairs of rows in two more round trips."""
+    """Bandwidth of the kernel, in the unit of the columns. scikit-learn's gamma is
+    ``1/(2 bandwidth^2)``, for "laplacian" ``1/bandwidth``. "median": gamma =
+    1/median(distance^2), or 1/median(distance), from 1,000 pairs of rows in two more
+    round trips."""
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
-    the label holder."""
+    """lambda in ``mean loss + lambda/2 |f|^2``; "auto": by cross-validation at the
+    label holder."""
     budget: Natural = 64_000_000
     """Most bytes of angles that a party sends to train."""
     rows: Count = 0
-    """Rows to train on; 0: as many as the budget pays for, eight for each feature."""
+    """Rows to train on; 0: what the budget allows, eight per feature."""
     features: Count = 0
-    """Random features in all; 0: one for every eight rows, and more if the budget pays
-    for them, up to 2,048."""
+    """Random features; 0: one per eight rows, more if the budget allows, up to
+    2,048."""
     test_fraction: Fraction = 0.0
-    """Share of the rows held out. As many of them as a quarter of the budget pays for
-    serve to estimate the error, in extra round trips."""
+    """Share of rows held out; as many of them as a quarter of the budget allows
+    estimate the error, in extra round trips."""
 
     model_class = KernelModel
     question = "What is a good nonlinear classifier or regression?"

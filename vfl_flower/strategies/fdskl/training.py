@@ -97,17 +97,16 @@ class FDSKL(KernelLearning):
 
     _: KW_ONLY
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": 1 / n with a number as step.
-    Implicit steps have 1 / gamma, and "auto" chooses it; "explicit" steps have none."""
+    """lambda in ``mean loss + lambda/2 |f|^2``. "auto": 1/n where `step` is a number.
+    Implicit steps have 1/gamma, which "auto" chooses, explicit ones none."""
     iterations: Count = 0
-    """Iterations, each with an equal share of the features. 0: two for each label
-    holder with implicit steps, otherwise 32. As many as `rows` and `features` is the
-    paper's Algorithm 1."""
+    """Each has an equal share of the features. 0: two per label holder with implicit
+    steps, otherwise 32. The paper's Algorithm 1: as many as `rows` and `features`."""
     step: Positive | Literal["implicit", "explicit"] = "implicit"
-    """How a label holder learns from a batch. "implicit": coefficients that minimise
-    the loss of the batch, with a penalty by cross-validation, of up to 1,500 features.
-    A number: the published update, with this gamma. "explicit": the published update
-    with the best of seven gammas, or one that converges with several label holders."""
+    """"implicit": coefficients that minimise the loss of a batch, with a
+    cross-validated penalty; up to 1,500 features. A number: the published update with
+    this gamma. "explicit": that update with the best of seven gammas, or, with several
+    label holders, one that converges."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, training.start),
@@ -333,13 +332,11 @@ class FDSKLDirect(KernelLearning):
 
     _: KW_ONLY
     class_weight: Literal["none", "balanced"] = "none"
-    """"balanced": every class counts as much as any other, so that a rare one is found
-    more often, at more false alarms; probabilities are then those of classes of the
-    same size."""
+    """"balanced": classes count the same, so rare ones are found more often, at more
+    false alarms; probabilities are then those of classes of equal size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"  # type: ignore[assignment]
-    """Bandwidth of the kernel, in the unit of the columns. "median": gamma = 1 /
-    median(distance^2), from 1,000 pairs of rows in two more round trips. "auto": the
-    best of seven from 4 times to a third of the median one, by the labels."""
+    """As for FDSKL. "auto": the best of seven for the labels, from 4 times to a third
+    of the median one."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, angle_sums.angles, training.fit),

@@ -70,55 +70,52 @@ class KernelClustering(JudgedStrategy):
     """Settings of kernel k-means, and what precedes its iterations."""
 
     n_clusters: Natural = 10
-    """k. Some clusters stay empty if there are fewer distinct rows."""
+    """k; with fewer distinct rows some clusters stay empty."""
     n_components: Annotated[int, Ge(1), Le(party.MOST_COMPONENTS)] = 20
-    """s, the number of eigenvectors of the kernel matrix on which k-means runs; at
-    least n_clusters."""
+    """s, eigenvectors of the kernel matrix on which k-means runs; at least
+    n_clusters."""
     n_features: party.Features = 50
-    """D, the number of random features of an iteration."""
+    """D, random features of an iteration."""
     iterations: Natural = 20
-    """T, the largest number of iterations."""
+    """T, the most iterations."""
     kernel: Kernel = "gaussian"
-    """"gaussian": exp(-gamma |x - x'|_2^2); "laplacian": exp(-gamma |x - x'|_1)."""
+    """"gaussian": ``exp(-gamma |x-x'|_2^2)``; "laplacian": ``exp(-gamma |x-x'|_1)``."""
     gamma: Positive | Literal["auto"] = "auto"
-    """gamma of the kernel. "auto": from sums over the parties; for the Gaussian kernel
-    the paper's value, N^2 / (2 sum_ij |x_i - x_j|^2)."""
+    """gamma of the kernel, as in scikit-learn. "auto": from sums over the parties;
+    Gaussian: the paper's value, N^2/(2 sum_ij |x_i-x_j|^2)."""
     eigensolver: Literal["gram", "lanczos"] = "gram"
-    """"gram": the upper triangle of the Gram matrix in one message per iteration;
-    "lanczos": as in the paper, a message for each product with a vector."""
+    """"gram": the upper triangle of the Gram matrix, once per iteration; "lanczos", as
+    in the paper: a message per product with a vector."""
 
     _: KW_ONLY
     threshold: Positive | Literal["auto", "paper"] = "auto"
-    """lambda: smaller eigenvalues of the kernel matrix K are not learned. "paper": the
-    (k + 2)-th eigenvalue of the first iteration; "auto": an estimate of the (s + 1)-th
-    of K."""
+    """lambda: smaller eigenvalues of the kernel matrix are not learned. "paper": the
+    (k+2)-th one of the first iteration; "auto": an estimate of the (s+1)-th."""
     subspace_tol: NotNegative = 0.01
-    """The iterations end where the subspace turns by less: the sine of its largest
-    angle, over the root of the step. 0: all iterations run. Noisy data rarely get there
-    before the last one."""
+    """Stop where the subspace turns by less: the sine of its largest angle, over the
+    root of the step. 0: run all iterations. Noisy data rarely stop early."""
     clustering: Literal["sums", "coreset"] = "sums"
-    """k-means on the eigenvectors. "sums": by sums over the parties; no row of them
-    leaves its party. "coreset": as in the paper, at the server, on rows that the
-    parties send in the clear."""
+    """"sums": k-means on the eigenvectors by sums over the parties; no row of them
+    leaves its party. "coreset", as in the paper: at the server, on such rows in the
+    clear."""
     passes: Natural = 20
-    """Largest number of passes of k-means over the rows, with clustering "sums"; each
-    is a round trip for all starts."""
+    """Most passes of k-means with clustering "sums", each a round trip for all
+    starts."""
     choose_clusters: bool = False
-    """Let the server choose k from 2 to n_clusters by a silhouette of the rows, with
-    clustering "sums"; each k has n_init starts."""
+    """Choose k from 2 to n_clusters by a silhouette, with clustering "sums"; n_init
+    starts for each k."""
     coreset_size: Natural = 1000
-    """Points that all parties together send for clustering "coreset", besides their
-    centres. A party whose share is its number of rows or more sends all of its rows."""
+    """Points that all parties together send for clustering "coreset", besides centres;
+    a party whose share reaches its number of rows sends all of them."""
     standardize: bool = False
-    """Scale each column to mean 0 and standard deviation 1 over the rows of all
-    parties."""
+    """Scale columns to mean 0 and standard deviation 1 over the rows of all parties."""
     cem: bool = True
-    """The paper's communication mechanism. false: Lanczos on all N rows as in section
-    4.1 of the paper; in one process only, for comparison."""
+    """The paper's communication mechanism. false: Lanczos on all N rows (section 4.1 of
+    the paper), in one process only."""
     n_init: Natural = 30
-    """Starts of k-means, of which the best is kept."""
+    """Starts of k-means; the best is kept."""
     allow_two_parties: bool = False
-    """Train with two parties, although each can then compute sums of the other from the
+    """Allow two parties, although each can compute the other's sums from the
     eigenvectors."""
 
     partition = "horizontal"

@@ -241,7 +241,7 @@ class MUFCUnlearn(ForgettingTask):
 
     lazy_counts: bool = dataclasses.field(default=False, kw_only=True)
     """Keep the centres if counts change but no bin does (Algorithm 4); not with privacy
-    "none", where centroids are not quantised."""
+    "none"."""
 
     task = "unlearn"
     question = "How are the clusters without rows that must be forgotten?"

@@ -263,44 +263,44 @@ class MUFC(MUFCTask):
     steps: ClassVar[Steps] = (party.train, party.commit, party.abandon)
 
     n_clusters: Natural = 4
-    """K, the number of global clusters."""
+    """K, the number of clusters."""
     local_clusters: Count = dataclasses.field(default=0, kw_only=True)
-    """K', the most centroids that a party has; 0: K."""
+    """K', the most centroids of a party; 0: K."""
     box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
-    """Bounds of the columns, which are public and must not be taken from the rows: one
-    pair "lower,upper" for all columns, a pair for each, "0,1;18,120", or a pair by
-    name, "age=18,120;*=0,1", with "*" for all other columns of numbers; text that is
-    not named then gets -3.5,4.5. The wider its bounds, the less a column counts. On the
-    command line "@FILE" reads a file of such lines."""
+    """Public bounds of the columns, which must not be taken from the rows:
+    "lower,upper" for all, a pair for each, "0,1;18,120", or pairs by name,
+    "age=18,120;*=0,1", with "*" for all other columns of numbers; unnamed text then
+    gets -3.5,4.5. The wider its bounds, the less a column counts. On the command line
+    "@FILE" reads a file of such lines."""
     gamma: Gamma = "auto"
-    """Quantisation step, in sides of the box, from about 2^-32 to 1; "auto":
-    1 / sqrt(n). With a small step a bin reveals a row, or a mean, to many digits."""
+    """Quantisation step, in sides of the box, from about 2^-32; "auto": 1/sqrt(n). With
+    a small step a bin reveals a row, or a mean, to many digits."""
     server_points: ServerPoints = "uniform"
     """What a bin of q_j rows becomes at the server. "uniform": q_j uniform points in
-    it. "weighted": its middle, with weight q_j."""
+    it; "weighted": its middle, with weight q_j."""
     client_training: Training = "full"
-    """How a party finds centroids. "full": Lloyd's iteration moves drawn rows to means
-    (Appendix M.3). "init", as in the paper: rows that k-means++ draws are the
-    centroids; removals are cheaper at the party, the objective is higher, and bins
-    reveal which rows are centroids."""
+    """"full": Lloyd's iteration moves rows that a party draws to means (Appendix M.3).
+    "init", as in the paper: rows drawn by k-means++ are the centroids; removals are
+    cheaper at the party, the objective is higher, and bins reveal which rows are
+    centroids."""
     min_rows_per_bin: Natural = dataclasses.field(default=5, kw_only=True)
-    """Fewest rows of a party's cluster: it merges smaller ones into their nearest. 1,
-    as in the paper: a bin can be of one row. A party with fewer rows has one cluster of
-    all of them."""
+    """Fewest rows of a party's cluster; smaller ones are merged into their nearest. 1,
+    as in the paper: a bin can be of one row. A party with fewer rows has one
+    cluster."""
     privacy: Privacy = "scma"
     """"scma": sparse counts are summed under masks (Algorithm 2). "none": each party's
-    centroids and their cluster sizes leave in the clear (Algorithm 5)."""
+    centroids and cluster sizes leave in the clear (Algorithm 5)."""
     field: PointField = dataclasses.field(default="hash", kw_only=True)
-    """How a bin becomes an element of a field. "hash": by a hash. "paper": by its
-    number, as in the paper, for few columns only."""
+    """"hash": a bin becomes a field element by a hash; "paper": by its number, for few
+    columns only."""
     n_init: Natural = dataclasses.field(default=10, kw_only=True)
     """Starts of k-means at the server."""
     choose_clusters: bool = dataclasses.field(default=False, kw_only=True)
-    """Let the server choose K from 2 to `n_clusters` by a silhouette of the bins, anew
-    whenever rows are forgotten or added."""
+    """Choose K from 2 to `n_clusters` by a silhouette of the bins, anew whenever rows
+    are forgotten or added."""
     server_state: StateFolder = dataclasses.field(default="", kw_only=True)
-    """Folder in which the server keeps what it needs to forget later. For that each
-    party also needs a ``state-dir`` and a name of its own."""
+    """Folder for what the server needs to forget rows later; for that each party needs
+    a ``state-dir`` and a name of its own."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
