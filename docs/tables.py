@@ -105,9 +105,20 @@ def settings() -> str:
     return "\n".join([*lines, ""])
 
 
+READERS = {
+    "in the clear": "server",
+    "under a mask": "server: the sum",
+    "under a mask and a pad": "one party: the sum",
+    "encrypted for one party": "one party",
+    "encrypted for each other party": "other parties",
+    "encrypted for the next party": "next party",
+}
+"""Who learns a value, by how it leaves a party."""
+
+
 def learned_at_defaults() -> str:
     """Return what leaves the parties at the defaults of a run config."""
-    rows = []
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
     for name, (strategy, *_) in ALGORITHMS.items():
         config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
         n = 3000  # enough for curves, and more than a coreset has
@@ -116,8 +127,13 @@ def learned_at_defaults() -> str:
             seen = rehearse(make_strategy(config), shapes).ledger.seen
         for row in learned.who_learns(strategy.steps, seen):
             if row.how != learned.BY_SERVER:
-                rows.append([f"`{name}`", *learned.cells(row)])
-    return learned.table(("strategy", *learned.HEADER), rows)
+                step, what, how, _, kinds = learned.cells(row)
+                rows.setdefault((name, READERS[how], kinds), {})[step] = what
+    lines = ["strategy | who learns it | kinds | step: values", "---|---|---|---"]
+    for (name, reader, kinds), sent in rows.items():
+        steps = "; ".join(f"{step}: {what}" for step, what in sent.items())
+        lines.append(f"`{name}` | {reader} | {kinds or 'none'} | {steps}")
+    return "\n".join(lines)
 
 
 def consent_keys() -> str:
