@@ -1,4 +1,11 @@
-"""The server's side of principal components."""
+"""The server's side of principal components.
+
+=============  =====================================  ==========================
+round trip     party j sends                          the server learns
+=============  =====================================  ==========================
+moments        X^T X and the sum of its rows, masked  the sums over the parties
+=============  =====================================  ==========================
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -44,14 +51,7 @@ class PCAModel(Model):
 
 @settings
 class FederatedPCA(ProtocolStrategy):
-    """Principal components of rows that several parties hold.
-
-    =============  =====================================  ==========================
-    round trip     party j sends                          the server learns
-    =============  =====================================  ==========================
-    moments        X^T X and the sum of its rows, masked  the sums over the parties
-    =============  =====================================  ==========================
-    """
+    """Principal components of rows that several parties hold."""
 
     n_components: Natural = 2
     """Number of components, at most the number of columns."""
