@@ -70,6 +70,7 @@ hypothesis.settings.register_profile(
     "first",
     deadline=None,
     derandomize=True,
+    max_examples=40,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("first")

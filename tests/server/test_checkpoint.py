@@ -97,10 +97,12 @@ def test_another_version_is_refused(tmp_path, monkeypatch):
 
 def test_other_requests_are_refused(tmp_path):
     path = die(tmp_path, 2 * COUNT)
+    again = Checkpoint(path)
     with pytest.raises(FederationError, match="its round trip 2 asked"):
         CoresetVRLR(size=11, solver="central").start(
-            RealParties(parties(tmp_path)), checkpoint=Checkpoint(path)
+            RealParties(parties(tmp_path)), checkpoint=again
         )
+    again.end()
 
 
 USING = """
@@ -128,9 +130,11 @@ def test_a_party_that_has_lost_its_folder_is_named(tmp_path):
     path = die(tmp_path, 2 * COUNT)
     for file in (tmp_path / "b").glob("journal*"):
         file.unlink()
+    again = Checkpoint(path)
     refused = pytest.raises(FederationError, match="'b' has lost the state of the run")
     with refused:
-        STRATEGY.start(RealParties(parties(tmp_path)), checkpoint=Checkpoint(path))
+        STRATEGY.start(RealParties(parties(tmp_path)), checkpoint=again)
+    again.end()
 
 
 def reply(number):

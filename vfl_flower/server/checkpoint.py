@@ -190,6 +190,7 @@ class Checkpoint:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
+            self.end()
             log.error("the checkpoint %s: %s", self._path, error)
             busy = "locked" in str(error)
             reason = "another process continues this run" if busy else str(error)
