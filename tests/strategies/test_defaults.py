@@ -50,14 +50,14 @@ FLIGHTS = pytest.param(
 
 @cache
 def table(name):
-    """Return 900 rows, or 20,000, and their labels."""
+    """Return 900 rows, or 8,000, and their labels."""
     if name != "flights":
         X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
         return X[:900], y[:900]
     with TemporaryDirectory() as folder:
         files = make_party_files(Path(folder))
         columns = pd.concat(map(pd.read_parquet, files), axis=1)
-    columns = columns.select_dtypes("number").sample(20_000, random_state=0)
+    columns = columns.select_dtypes("number").sample(8_000, random_state=0)
     return columns.drop(columns=LABEL).to_numpy(), columns[LABEL].to_numpy()
 
 
@@ -93,11 +93,11 @@ def pooled_r2(name, rows):
             0.8,
             1.2,
         ),
-        (sklearn.SecureRidgeRegressor(**COLUMNS), 1500, 0.8, 1.1),
-        (sklearn.KernelRegressor(**COLUMNS), 1500, 0.8, 1.1),
-        (StepRegressor(**COLUMNS), 1500, 0.8, 1.1),
+        (sklearn.SecureRidgeRegressor(**COLUMNS), 1000, 0.8, 1.1),
+        (sklearn.KernelRegressor(**COLUMNS), 1000, 0.8, 1.1),
+        (StepRegressor(**COLUMNS), 1000, 0.8, 1.1),
         # It wants more rows.
-        (StepRegressor(step="explicit", **COLUMNS), 1500, 0.95, 1.8),
+        (StepRegressor(step="explicit", **COLUMNS), 1000, 0.95, 1.8),
     ],
     ids=[
         *("gram", "central", "cg", "central 200"),
