@@ -52,6 +52,14 @@ def explained():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def converted(tmp_path_factory):
+    """Let parties keep converted files here, not among thousands of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VFL_FLOWER_CACHE", str(tmp_path_factory.mktemp("converted")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def three() -> list[Party]:
     rng = np.random.default_rng(5)

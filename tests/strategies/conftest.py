@@ -14,8 +14,7 @@ def careless(monkeypatch) -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch) -> Path:
-    """Return an empty folder for party files, which has a cache beside it."""
-    monkeypatch.setenv("VFL_FLOWER_CACHE", str(tmp_path / "cache"))
+def files(tmp_path: Path) -> Path:
+    """Return an empty folder for party files."""
     (folder := tmp_path / "files").mkdir()
     return folder
