@@ -128,7 +128,7 @@ def test_a_model_without_probabilities_has_no_score():
 @pytest.mark.parametrize("solver", ["ridge", "doubly-stochastic"])
 def test_which_of_several_classes_are_taken_for_which(solver, seen):
     """Of labels 7, 3 and -2 that are named by their numbers; beside scikit-learn."""
-    X, y = data()
+    X, y = data(300)
     labels = np.array([-2.0, 3.0, 7.0])[np.digitize(y, [-0.8, 0.8])]
     several = strategy(solver, "multiclass")
     result = vf.simulate(several, parties(X, labels), seed=1)
@@ -146,7 +146,7 @@ def test_which_of_several_classes_are_taken_for_which(solver, seen):
 def test_curves_of_new_rows_that_kernels_evaluate(solver, tmp_path, seen):
     """As of rows held out, in as many round trips as without."""
     training = strategy(solver, test_fraction=0.0)
-    number = vf.simulate(training, parties(*data(), tmp_path), seed=1).model.id
+    number = vf.simulate(training, parties(*data(200), tmp_path), seed=1).model.id
     seen.clear()
     new, labels = data(150, seed=5)
     labels[:30] = np.nan
@@ -190,7 +190,7 @@ def test_curves_of_new_rows_that_a_linear_model_predicts(tmp_path):
 )
 def test_curves_cost_no_round_trip_and_few_bytes(solver, target, kind, names):
     """One reply of the label holder has them, and no message is more."""
-    X, y = data()
+    X, y = data(300)
     y = y if target == "continuous" else 1.0 * (y > 0)
     sizes, trips = [], []
     for curves in ({HOLDER: Limit()}, {}):
@@ -225,7 +225,7 @@ def test_a_limit_leaves_the_curves_out_and_the_run_goes_on(solver, tmp_path, cap
     """That the limit of something that is not needed is used up fails no run."""
     had, twice = [], everyone(Limit(life=2))
     for _ in range(3):
-        federation = parties(*data(), tmp_path)
+        federation = parties(*data(300), tmp_path)
         letting(federation, "moments", "angles", curves=twice)
         result = strategy(solver).start(RealParties(federation))
         assert "test_loss" in result.metrics

@@ -38,6 +38,7 @@ from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
 from vfl_flower.strategies.fdskl.angles import row_blocks
 
 DS = {"strategy": FDSKL}
+SMALL = DS | {"features": 64}
 EXPLICIT = {"step": "explicit"}
 PAPER = {"angle_masking": "paper", "topology": "ring"}
 MEDIAN = {"bandwidth": "median"}
@@ -297,7 +298,7 @@ def test_labels_of_any_size_are_learned_as_well(angles, error):
 
 def test_labels_that_are_all_zero_at_all_holders():
     settings = {"loss": "square", "target": "continuous"}
-    for given in (published(4, 2), DS):
+    for given in (published(4, 2), SMALL):
         _, parts, _ = run(parties(np.zeros(N), holders=[0, 2]), **given, **settings)
         assert not any(parts[j]["coef"].any() for j in (0, 2))
 
@@ -325,7 +326,7 @@ def test_codes_of_classes_mean_the_same_at_all_holders():
     """1 is the second class whether the first is called 0 or -1."""
     y = labels(data()[1], CODES)
     mixed = np.where((np.arange(N) % 2 == 1) & (y == 0), -1.0, y)
-    first, second = (run(parties(y, holders=[0, 2]), **DS)[1] for y in (y, mixed))
+    first, second = (run(parties(y, holders=[0, 2]), **SMALL)[1] for y in (y, mixed))
     for j in (0, 2):
         np.testing.assert_array_equal(first[j]["coef"], second[j]["coef"])
     assert [p[2]["classes"].tolist() for p in (first, second)] == [[0, 1], [-1, 1]]
