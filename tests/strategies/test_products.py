@@ -25,7 +25,7 @@ from vfl_flower.strategies import CoresetEvaluation
 from vfl_flower.strategies import products as server
 from vfl_flower.testing import Recorder
 
-N = 600
+N = 400
 ON_ALL_ROWS = CoresetVRLR(solver="gram", sampling="full")
 
 
@@ -160,7 +160,7 @@ def asked(roles, **changes):
         ({"owners": [2, 6]}, "owners must be 3 numbers"),
         ({"owners": [2, 2**12, 3]}, "1 to 4096 columns"),
         ({"rows": N - 1}, "counted and rows must be those"),
-        ({"rows": N + 1}, "rows must be from 1 to 600, got 601"),
+        ({"rows": N + 1}, "rows must be from 1 to 400, got 401"),
         ({"dealer": 1}, "what is dealt must come from the dealer"),
         ({"fraction": 16}, "fraction must be 0"),
         ({"turn": 1}, "turn must be 0, got 1"),
