@@ -269,7 +269,7 @@ def default(request):
 @pytest.mark.second
 @pytest.mark.parametrize("whole", [False, True])
 def test_linear_attack_is_no_better_than_a_guess_of_the_mean(default, whole):
-    """One-sided, over 256 guesses of features: false-alarm rate below 1e-6.
+    """One-sided, over 400 guesses of features: false-alarm rate below 1e-6.
 
     The squared error of a guess that has nothing to do with the features is 1 + |C|^2
     plus a term that is 0 on average: below 1 by 5 standard errors of the mean is an
@@ -278,11 +278,11 @@ def test_linear_attack_is_no_better_than_a_guess_of_the_mean(default, whole):
     view, turns, true = default
     turns = unroll(turns) if whole else wrap(turns - turns[0])
     errors = []
-    for seed in range(256):
+    for seed in range(400):
         part = RandomFeatures("gaussian", 4, view.part["bandwidth"], seed)
         omega = part.weights(0, turns.shape[1])[0]
         errors.append(error(with_known_features(turns, omega), true) ** 2)
-    assert np.mean(errors) > 1 - 5 * np.std(errors) / 16
+    assert np.mean(errors) > 1 - 5 * np.std(errors) / 20
     assert min(errors) > 0.5
 
 

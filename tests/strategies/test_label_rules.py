@@ -198,7 +198,7 @@ def test_columns_that_overflow_are_left_out_and_nothing_is_refused(value):
     """The server chooses the rows, so it would find where a party has them."""
     X = columns()
     X[::2, 0] = value
-    (usual, _), _ = view(LINEAR, numbers())
+    (usual, _), _ = usual_view(LINEAR, numbers())
     (seen, _), result = view(LINEAR, numbers(), X)
     assert seen == usual
     assert result.metrics["left_out"] == 1

@@ -29,7 +29,6 @@ from transcripts import actual, is_uniform, patterns, replies
 
 from simulations.mufc_attack import distances_to_bins
 from vfl_flower import MUFC, FederationError, Party, PartyFailed, request_changes
-from vfl_flower.app.report import report
 from vfl_flower.app.server_app import main
 from vfl_flower.clients.mufc.state import ClientState
 from vfl_flower.numerics.blocks import RowBlocks
@@ -965,11 +964,8 @@ def forms(values):
 
 @pytest.fixture
 def deployment(tmp_path, monkeypatch):
-    """Return three parties with files, after a training.
-
-    Figures take long, and show no bytes that tests could look for.
-    """
-    monkeypatch.setattr(report, "figures_of", lambda results: [])
+    """Return three parties with files, after a training; pages have no figures."""
+    monkeypatch.setattr("vfl_flower.app.report.report.figures_of", lambda _: [])
     monkeypatch.setenv("VFL_FLOWER_CACHE", str(tmp_path / "cache"))
     log = logging.getLogger("vfl_flower")
     level, handlers = log.level, list(log.handlers)

@@ -47,10 +47,7 @@ from vfl_flower.strategies.ridge import training as server
 from vfl_flower.testing import Recorder
 
 N = 400
-
-
-MANY = 900
-"""Rows where tests measure the model, or what the attacker gets."""
+MANY = 900  # where tests measure the model or an attack
 
 
 def data(n=N, seed=0):
@@ -251,10 +248,7 @@ def senders(grid, start):
 
 
 def test_another_party_computes(tmp_path):
-    """In training, and then in predictions; with another one refused by its consent.
-
-    Where a party deals there is one turn, also with the relevance of columns.
-    """
+    """In training, of one turn since a party deals, and then in predictions."""
     X, y = data(400)
     chosen = {"dealer": "p1", "computes": "p2"}
     settings = {"joint_features": 4, "test_fraction": 0.2, "relevance": True}
@@ -1022,23 +1016,17 @@ def test_consent_counts_columns_and_scores(tmp_path):
     training = strategy(joint_features=16, test_fraction=0.1, seed=0)
     local = 55  # columns of the 360 rows to train on
     columns = local + 2 + 16 + 1  # and the training
-    refused = pytest.raises(PartyFailed, match=f"leave it {columns} times for the life")
-    for most, outcome in ((columns, refused), (columns + 1, nullcontext())):
-        leaves = {"moments": Limit(life=most)}
-        federation = real(tmp_path / str(most), 3, leaves=leaves, allow_seed=True)
-        with outcome:
+    for limit, rule in (
+        (Limit(life=columns), f"leave it {columns} times for the life"),
+        # On few rows the label holder can compute columns of 0 and 1 of the others.
+        (Limit(rows=361), "at least 361 rows in each Gram matrix"),
+        (Limit(life=columns + 1, rows=360), ""),
+    ):
+        folder = tmp_path / f"{limit.life}-{limit.rows}"
+        federation = real(folder, 3, leaves={"moments": limit}, allow_seed=True)
+        with pytest.raises(PartyFailed, match=rule) if rule else nullcontext():
             result = training.start(RealParties(federation))
     assert result.metrics["local_columns"] == local
-
-
-def test_consent_asks_for_rows_of_a_gram_matrix(tmp_path):
-    """On few rows the label holder can compute columns of 0 and 1 of the others."""
-    refused = pytest.raises(PartyFailed, match="at least 401 rows in each Gram matrix")
-    for rows, outcome in ((N, nullcontext()), (N + 1, refused)):
-        leaves = {"moments": Limit(rows=rows)}
-        federation = real(tmp_path / str(rows), 3, leaves=leaves)
-        with outcome:
-            strategy(joint_features=16).start(RealParties(federation))
 
 
 def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_path):
