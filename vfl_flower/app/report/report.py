@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -12,9 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.box import MARKDOWN
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
 
 from vfl_flower.app.plan.learned import who_learns
 from vfl_flower.app.report.figures import figures_of
@@ -217,15 +214,16 @@ def _number(value: Any) -> Any:
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table with aligned columns."""
-    table = Table(*header, box=MARKDOWN)
-    for column in table.columns:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    text = io.StringIO()
-    Console(file=text, width=10**4, highlight=False, markup=False).print(table)
-    lines = text.getvalue().strip().splitlines()
-    lines[1] = lines[1].replace("-|", ":|")  # rich writes no alignment in Markdown
+    table = [header, *rows]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = (
+            " " * (n - cell_len(text)) + text
+            for text, n in zip(row, widths, strict=True)
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.insert(1, f"|{'|'.join('-' * (width + 1) + ':' for width in widths)}|")
     return "\n".join(lines)
 
 
