@@ -1,13 +1,18 @@
 """The commands of ``vfl-flower`` as a person runs them, each in its own process."""
 
+import multiprocessing
 import os
+import pkgutil
 import signal
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import util
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
-from vfl_flower.app.commands.cli import app
 from vfl_flower.app.deployment.node import PROCESSES, preload
 from vfl_flower.app.deployment.processes import RunFailed, live_processes, wait_for
 
@@ -29,36 +34,63 @@ def said(folder: Path, *words: object, code: int = 0) -> str:
 
 
 def begun(
-    folder: Path, words: Sequence[object], out: Path, err: Path
+    folder: Path,
+    words: Sequence[object],
+    out: Path,
+    err: Path,
+    program: str = "vfl_flower.app.commands.cli:app",
+    environment: Mapping[str, str] | None = None,
 ) -> ForkServerProcess:
-    """Start a command of ``vfl-flower``.
+    """Start a command of ``vfl-flower``, or of another program that Python can import.
 
     Its process is forked from one that has imported the package, as all of them would.
     """
     preload()
-    environment = {**os.environ, "PYTHONPATH": str(PLACE)}
-    arguments = folder, environment, list(map(str, words)), out, err
+    environment = environment or {**os.environ, "PYTHONPATH": str(PLACE)}
+    arguments = program, folder, environment, list(map(str, words)), out, err
     process = PROCESSES.Process(target=_command, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def _command(
-    folder: Path, environment: dict[str, str], words: list[str], out: Path, err: Path
+    program: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    words: list[str],
+    out: Path,
+    err: Path,
 ) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     for log, stream in ((out, 1), (err, 2)):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    app(words, prog_name="vfl-flower")
+    multiprocessing.current_process().daemon = False  # it may have children
+    util.spawnv_passfds = _fork
+    sys.argv = ["vfl-flower", *words]
+    pkgutil.resolve_name(program)()
+
+
+def _fork(_: str, words: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Fork the process that forks for messages, which would import all anew."""
+    if process := os.fork():
+        return process
+    try:
+        for descriptor in map(int, os.listdir("/dev/fd")):
+            if descriptor > 2 and descriptor not in descriptors:
+                with suppress(OSError):  # that of the folder
+                    os.close(descriptor)
+        exec(words[-1])
+    finally:
+        os._exit(0)
 
 
 class Running:
-    def __init__(self, folder: Path, log: str, *words: object) -> None:
+    def __init__(self, folder: Path, log: str, *words: object, **options: Any) -> None:
         self.log = folder / f"{log}.log"
         self.log.touch()
-        self.process = begun(folder, words, self.log, self.log)
+        self.process = begun(folder, words, self.log, self.log, **options)
 
     def poll(self) -> int | None:
         return self.process.exitcode

@@ -9,7 +9,7 @@ import pytest
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.deployment.bundle import bundle_hash
 from vfl_flower.app.deployment.processes import Processes
-from wiring.deployment import FORKING, Deployment, Organisations, kernel_ports
+from wiring.deployment import Deployment, Organisations, kernel_ports
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +50,14 @@ def organisations(tmp_path_factory, pinned, free_port) -> Iterator[Organisations
     another folder's test begins: idle, its SuperNodes ask for work all the time.
     """
     folder = tmp_path_factory.mktemp("organisations")
-    program = (*FORKING, "--bundle", pinned)
     scratch = tmp_path_factory.mktemp("deployment")
     with Processes(scratch / "flwr") as processes:
-        deployment = Deployment(scratch, processes, program, free_port)
-        (made := Organisations(folder, deployment)).start()
-        yield made
+        options = "--bundle", pinned
+        deployment = Deployment(scratch, processes, options, free_port)
+        try:
+            (made := Organisations(folder, deployment)).start()
+            yield made
+        finally:
+            for name in [*deployment.supernodes]:
+                deployment.stop(name)
     assert not processes.pids()

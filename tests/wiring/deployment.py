@@ -3,8 +3,6 @@
 import io
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -28,14 +26,15 @@ from vfl_flower.app.deployment.processes import (
     wait_for,
 )
 from vfl_flower.protocol.terms import Kind
+from wiring.commands import Running
 
 FILES = {"airline": "csv", "weather": "parquet", "registry": "arrow"}
 """The parties with the formats of their files; the last one holds the labels."""
 NAMES = tuple(FILES)
 
-FORKING = (sys.executable, "-m", "vfl_flower.app.deployment.executor")
+FORKING = "vfl_flower.app.deployment.executor:app"
 """What runs the SuperNode of a party that answers with its installed package."""
-STOCK = ("flower-supernode",)
+STOCK = "flwr.supernode.cli:flower_supernode"
 """Flower's own SuperNode, which runs whatever bundle the server sends."""
 
 
@@ -79,15 +78,15 @@ class Deployment:
         self,
         folder: Path,
         processes: Processes,
-        program: Sequence[str],
+        options: Sequence[str],
         free_port: Callable[[], int],
     ) -> None:
         self.folder = folder
         self.processes = processes
-        self.program = program
+        self.options = options
         self.free_port, self.port = free_port, free_port()
         self.node_ids: dict[str, int] = {}
-        self.supernodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.supernodes: dict[str, Running] = {}
         self._before: dict[str, int] = {}
         write_certificates(folder, ["127.0.0.1", "localhost"])
         self.ca = folder / "ca.crt"
@@ -130,21 +129,24 @@ class Deployment:
         name: str,
         config: Mapping[str, Any],
         *options: str,
-        program: Sequence[str] | None = None,
+        program: str = FORKING,
     ) -> None:
         """Start the SuperNode of a party; `options` come behind the usual ones."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         log = self.processes.home / f"{name}.log"
         self._before[name] = len(self._log(name)) if log.exists() else 0
-        self.supernodes[name] = self.processes.start(
+        self.supernodes[name] = Running(
+            self.processes.home,
             name,
-            *(program or self.program),
+            *(self.options if program == FORKING else ()),
             f"--superlink=127.0.0.1:{self.port}",
             f"--root-certificates={self.ca}",
             f"--auth-supernode-private-key={self.key(name)}",
             f"--port={self.free_port()}",
             f"--node-config={text}",
             *options,
+            program=program,
+            environment=self.processes.env,
         )
 
     def wait_online(self, *names: str) -> None:
@@ -174,8 +176,9 @@ class Deployment:
         return [int(node["node-id"]) for node in nodes if node["status"] == "online"]
 
     def stop(self, name: str) -> None:
-        self.supernodes[name].terminate()
-        self.supernodes[name].wait(START)
+        supernode = self.supernodes.pop(name)
+        supernode.process.terminate()
+        supernode.wait(START)
 
     def run(
         self, project: Path, config: Mapping[str, Any], timeout: float = 300.0

@@ -30,9 +30,7 @@ pytestmark = pytest.mark.second
 def stranger(organisations) -> Iterator[str]:
     """Return the name of a SuperNode that no test registers."""
     yield "stranger"
-    deployment = organisations.deployment
-    deployment.stop("stranger")
-    del deployment.supernodes["stranger"]
+    organisations.deployment.stop("stranger")
 
 
 def ended(deployment: Deployment, name: str) -> str:
@@ -46,7 +44,7 @@ def test_only_a_registered_supernode_connects(organisations, stranger):
     three = set(deployment.online())
     assert three == set(deployment.node_ids.values())
     config = {"partition-id": 0, "party-name": NAMES[0]}  # it claims to be a party
-    deployment.start(stranger, config, program=STOCK)
+    deployment.start(stranger, config, "--isolation=process", program=STOCK)
     assert "Failed to activate SuperNode" in ended(deployment, stranger)
     assert set(deployment.online()) == three
 
@@ -56,7 +54,7 @@ def test_no_one_takes_another_superlink_for_ours(organisations, stranger, tmp_pa
     deployment = organisations.deployment
     write_certificates(tmp_path, ["127.0.0.1"])
     other = f"--root-certificates={tmp_path / 'ca.crt'}"
-    deployment.start(stranger, {}, other, program=STOCK)
+    deployment.start(stranger, {}, other, "--isolation=process", program=STOCK)
     assert "certificate verify failed" in ended(deployment, stranger)
     deployment.connect("impostor", tmp_path / "ca.crt")
     with pytest.raises(RunFailed, match="SuperLink is unavailable"):
@@ -156,7 +154,6 @@ def stock(organisations, tmp_path_factory) -> Iterator[dict[str, Any]]:
     yield config
     deployment.stop("stock")
     deployment.unregister("stock")
-    del deployment.supernodes["stock"]
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
@@ -196,7 +193,8 @@ def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
 
     deployment, three = organisations.deployment, set(organisations.deployment.online())
     deployment.register("wary")
-    deployment.start("wary", stock, trusted, program=STOCK)
+    options = trusted, "--isolation=process"  # it never runs one
+    deployment.start("wary", stock, *options, program=STOCK)
     try:
         deployment.wait_online("wary")
         assert set(deployment.online()) == three | {deployment.node_ids["wary"]}
@@ -207,7 +205,6 @@ def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
             deployment.register("wary")
     finally:
         deployment.stop("wary")
-        del deployment.supernodes["wary"]
     lines = run.log.splitlines()
     (stolen,) = [line for line in lines if line.startswith("STOLEN")]
     assert "\\n299;" in stolen  # the last id of the party's file
