@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vfl_flower.app.deployment.flower_run import CONNECTION
+from wiring.commands import Running
 from wiring.deployment import NAMES, Organisations
 
 pytestmark = pytest.mark.second
@@ -25,28 +24,21 @@ def _rows(organisations) -> None:
     organisations.consent("rows", "totals")
 
 
-def start(
-    organisations: Organisations, folder: Path, *given: str
-) -> subprocess.Popen[str]:
-    words = ["-m", "vfl_flower.app.commands.cli", "run", "coreset-vrlr"]
+def start(organisations: Organisations, folder: Path, *given: str) -> Running:
     common = ["size=10", "solver=central", "test-fraction=0.0", "n-parties=3"]
     common += ["timeout=60", f"output-dir={folder}"]
-    words += [f"--set={item}" for item in [*common, *given]]
-    return subprocess.Popen(
-        [sys.executable, *words, "--connection", CONNECTION],
-        env=organisations.deployment.processes.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = "run", "coreset-vrlr", *(f"--set={item}" for item in [*common, *given])
+    environment = organisations.deployment.processes.env
+    options = "--connection", CONNECTION
+    return Running(folder, "run", *words, *options, environment=environment)
 
 
 def test_a_party_at_fault_is_named_in_the_last_line(organisations, tmp_path):
     """Already in hello, when the server does not know it yet."""
     Path(organisations.named["weather"]["data"]).write_text("")
-    process = start(organisations, tmp_path)
-    out, _ = process.communicate(timeout=200)
-    assert process.returncode == 1, out
+    run = start(organisations, tmp_path)
+    assert run.wait(200) == 1
+    out = run.log.read_text()
     last = out.splitlines()[-1]
     assert last.startswith("the run failed: party 'weather' failed in 'hello': "), out
     assert "Traceback" not in out
@@ -54,22 +46,17 @@ def test_a_party_at_fault_is_named_in_the_last_line(organisations, tmp_path):
 
 
 def test_a_killed_server_is_a_failure(organisations, tmp_path):
-    process = start(organisations, tmp_path, "timeout=600")
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if "hello" in line:
-            break
+    run = start(organisations, tmp_path, "timeout=600")
+    run.wait_to_say("hello", 200)
     killed = [
         pid
         for pid in organisations.deployment.processes.pids()
         if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
-    assert killed, lines
+    assert killed
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 1, out
+    assert run.wait(300) == 1
+    out = run.log.read_text()
     last = out.splitlines()[-1]
     assert last.startswith("the run failed: the ServerApp has gone silent"), out
