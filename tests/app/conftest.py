@@ -4,6 +4,14 @@ import os
 
 import pytest
 
+from vfl_flower.app.plan import progress
+
+
+@pytest.fixture(autouse=True)
+def _no_rehearsals(monkeypatch) -> None:
+    """Let no run count its round trips beforehand, as plan/test_progress.py does."""
+    monkeypatch.setattr(progress, "planned_trips", lambda *_: 0)
+
 
 @pytest.fixture
 def replaced(monkeypatch) -> list[tuple[str, list[str]]]:

@@ -20,7 +20,8 @@ from vfl_flower.app.commands.runs import Follower, gather
 from vfl_flower.app.config import check_run_config, party_source
 from vfl_flower.app.deployment.flower_run import KILLED, RunOutcome, _ended, why
 from vfl_flower.app.deployment.processes import RunFailed
-from vfl_flower.app.plan.progress import line_of
+from vfl_flower.app.plan import progress
+from vfl_flower.app.plan.progress import line_of, planned_trips
 from vfl_flower.app.report.units import clock, size
 from vfl_flower.app.server_app import command_of
 from vfl_flower.data import load_party
@@ -147,7 +148,8 @@ def test_the_command_of_a_run_config(config, command):
     assert command_of(check_run_config(config), 3) == command
 
 
-def test_files_are_simulated_and_the_report_shown(files, tmp_path):
+def test_files_are_simulated_and_the_report_shown(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "planned_trips", planned_trips)
     code, out = simulated(files, tmp_path / "out", "--set", "seed=3")
     assert code == 0, out
     assert "100% coresets_scores" in out

@@ -38,7 +38,8 @@ def test_another_line_is_none_of_them(line):
     assert LINE.fullmatch(line) is None
 
 
-def test_a_run_says_how_far_it_is():
+def test_a_run_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(progress, "planned_trips", planned_trips)
     lines = []
     watched = CENTRAL.watched_by(Reporter(lines.append))
     ledger = watched.start(InProcessGrid(parties())).ledger
