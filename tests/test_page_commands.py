@@ -22,6 +22,7 @@ import pytest
 import typer
 from flwr.app import Context, RecordDict
 from pages import PAGES
+from results import undrawn
 from typer.testing import CliRunner
 
 from vfl_flower.app.client_app import load
@@ -31,7 +32,6 @@ from vfl_flower.app.commands.simulate import party_sources
 from vfl_flower.app.config import check_run_config
 from vfl_flower.app.plan import progress
 from vfl_flower.app.report import figures
-from vfl_flower.app.report.drawing import Figure
 from vfl_flower.app.server_app import execute
 from vfl_flower.simulation import InProcessGrid
 
@@ -266,11 +266,6 @@ PARTIES: dict[str, tuple[Callable[[], Mapping[str, pd.DataFrame]], dict[str, Any
     "docs/tutorials/existing-app.md": (dict, {}),
 }
 """By page, what the parties hold, and what their node configs say of it."""
-
-
-def undrawn(name: str, title: str, text: str, alt: str, *_: Any, **__: Any) -> Figure:
-    """Return a figure that nobody has drawn: tests/app draws those of reports."""
-    return Figure(name, title, text, alt, b"<svg/>", b"")
 
 
 @pytest.mark.parametrize("page", PARTIES)

@@ -1,16 +1,20 @@
-"""Fixtures: commands that take the place of a process."""
+"""Fixtures: brief runs, and commands that take the place of a process."""
 
 import os
 
 import pytest
+from results import undrawn
 
 from vfl_flower.app.plan import progress
+from vfl_flower.app.report import figures
 
 
 @pytest.fixture(autouse=True)
-def _no_rehearsals(monkeypatch) -> None:
-    """Let no run count its round trips beforehand, as plan/test_progress.py does."""
+def _brief(request, monkeypatch) -> None:
+    """Let no run count its round trips beforehand, or draw, where neither is tested."""
     monkeypatch.setattr(progress, "planned_trips", lambda *_: 0)
+    if request.path.parent.name != "report":
+        monkeypatch.setattr(figures, "make_figure", undrawn)
 
 
 @pytest.fixture

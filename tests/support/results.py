@@ -1,9 +1,12 @@
-"""A result that no run has given, for the tests of reports."""
+"""Results that no run has given, and figures that nobody has drawn."""
+
+from typing import Any
 
 import numpy as np
 from flwr.app import MetricRecord
 
 from vfl_flower import CoresetVRLR, Ledger
+from vfl_flower.app.report.drawing import Figure
 from vfl_flower.models.coresets import LinearModel
 from vfl_flower.server.replies import PartyInfo
 from vfl_flower.server.strategy import ProtocolResult
@@ -32,3 +35,8 @@ def made_result(name="airline", *, count=1, metrics=None, **more):
         "parties": tuple(PartyInfo(j, n, 40, 2, 40) for j, n in enumerate(names)),
     }
     return ProtocolResult(**given | more)
+
+
+def undrawn(name: str, title: str, text: str, alt: str, *_: Any, **__: Any) -> Figure:
+    """Return a figure without a picture: tests/app/report draws those of reports."""
+    return Figure(name, title, text, alt, b"<svg/>", b"")
