@@ -34,6 +34,14 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory):
+    """Keep what parties convert out of the user's cache, which it would fill."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VFL_FLOWER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def explained():
     """Fail whatever test gets a metric that its strategy does not explain."""

@@ -52,6 +52,7 @@ def organisations(tmp_path_factory, pinned, free_port) -> Iterator[Organisations
     folder = tmp_path_factory.mktemp("organisations")
     scratch = tmp_path_factory.mktemp("deployment")
     with Processes(scratch / "flwr") as processes:
+        processes.env["VFL_FLOWER_CACHE"] = str(scratch / "cache")
         options = "--bundle", pinned
         deployment = Deployment(scratch, processes, options, free_port)
         try:
