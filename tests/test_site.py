@@ -33,21 +33,20 @@ class Loads(HTMLParser):
         self.loaded += [given[name] for name in names if name in given]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def build(site: Path) -> None:
     """Build the site as ``make docs`` does; what mkdocs warns of is an error."""
-    folder = tmp_path_factory.mktemp("site")
     command = ["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python, about the code of plugins
         patch.chdir(ROOT)
         patch.setenv("NO_MKDOCS_2_WARNING", "1")
-        built = CliRunner().invoke(cli, [*command, "--site-dir", str(folder)])
+        built = CliRunner().invoke(cli, [*command, "--site-dir", str(site)])
     assert built.exit_code == 0, built.output
-    return folder
 
 
-def test_every_page_is_there(site):
+def test_every_page_and_name_is_there_and_nothing_is_loaded_from_elsewhere(tmp_path):
+    """What the theme's script could load it loads only where a page asks for it."""
+    build(site := tmp_path)
     pages = {path for path in PAGES if path.startswith("docs/")}
     made = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     expected = {re.sub(r"^docs/(.*)\.md$", r"\1.html", page) for page in pages}
@@ -55,20 +54,14 @@ def test_every_page_is_there(site):
     assert not list(site.rglob("*.py"))
     index = (site / "search" / "search_index.js").read_text()  # for pages of a folder
     assert {"mufc"} == {"mufc", "papers"} & {*re.findall(r'"location":"(\w+)', index)}
-
-
-def test_every_name_is_described(site):
     ids = Loads(site / "api.html").ids
     for name in set(vf.__all__) - {"__version__"}:
         assert f"vfl_flower.{name}" in ids, name
-
-
-def test_nothing_is_loaded_from_elsewhere(site):
-    """What the theme's script could load it loads only where a page asks for it."""
-    pages = {path: Loads(path) for path in site.rglob("*.html")}
-    assert len(pages) > 20
-    for path, page in pages.items():
-        assert not [one for one in page.loaded if re.match(r"(\w+:)?//", one)], path
+    loads = {path: Loads(path) for path in site.rglob("*.html")}
+    assert len(loads) > 20
+    for path, page in loads.items():
+        outside = [one for one in page.loaded if re.match(r"(\w+:)?//", one)]
+        assert not outside, path
         assert not page.classes & {"mermaid", "md-source"}, path  # the first two below
     for path in site.rglob("*.css"):
         assert not re.search(r"@import|url\([\"']?(\w+:)?//", path.read_text()), path

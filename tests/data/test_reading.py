@@ -362,6 +362,7 @@ def write_long(n: int, folder: Path) -> None:
 
 CONVERT = """
 import os, sys
+import pandas  # which pyarrow would import in each process
 from vfl_flower.data import arrow_ipc, csv_tables, load_party, read_ids
 from vfl_flower.data.source import PartySource
 
