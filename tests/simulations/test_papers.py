@@ -161,7 +161,8 @@ def test_check_measures_all_that_can_be_measured(tiny, tmp_path, capsys):
     assert "one-b: not measured, there is no far.npz" in capsys.readouterr().out
 
 
-def test_check_finds_other_pictures(tmp_path):
+def test_check_finds_other_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr(papers.pictures, "make_figure", in_words)
     every = papers.all_figures(PAGES / "measured")
     figures = {"fdskl-topologies": every["fdskl-topologies"]}
     (name,) = papers.pictures.draw(figures, tmp_path)
