@@ -66,9 +66,7 @@ def aligned(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("aligned"), np.random.default_rng(1)
     for j in range(3):
         write(folder, j, rng.permutation(N).tolist())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VFL_FLOWER_CACHE", str(folder / "cache"))
-        assert run(folder, ALIGN).metrics == {"common": len(COMMON)}
+    assert run(folder, ALIGN).metrics == {"common": len(COMMON)}
     for j in range(3):
         accept_order(folder / f"state-{j}", "2026-q4")
     return folder

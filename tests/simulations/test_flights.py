@@ -31,8 +31,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def parties(folder, tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("VFL_FLOWER_CACHE", str(folder.parent / "cache"))
+def parties(folder):
     make_party_files(folder)
     given = {"data": str(folder), "count": 3, "id_column": ID, "label_column": LABEL}
     return [load_party(PartySource(index=j, **given)) for j in range(3)]

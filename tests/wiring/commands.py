@@ -6,7 +6,7 @@ import pkgutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.context import ForkServerProcess
@@ -39,7 +39,7 @@ def begun(
     out: Path,
     err: Path,
     program: str = "vfl_flower.app.commands.cli:app",
-    environment: Mapping[str, str] | None = None,
+    environment: dict[str, str] | None = None,
 ) -> ForkServerProcess:
     """Start a command of ``vfl-flower``, or of another program that Python can import.
 
@@ -54,17 +54,12 @@ def begun(
 
 
 def _command(
-    program: str,
-    folder: Path,
-    environment: Mapping[str, str],
-    words: list[str],
-    out: Path,
-    err: Path,
+    program: str, folder: Path, env: dict[str, str], words: list[str], *logs: Path
 ) -> None:
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(environment)
-    for log, stream in ((out, 1), (err, 2)):
+    os.environ.update(env)
+    for stream, log in enumerate(logs, start=1):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     multiprocessing.current_process().daemon = False  # it may have children
     util.spawnv_passfds = _fork

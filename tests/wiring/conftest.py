@@ -53,10 +53,9 @@ def organisations(tmp_path_factory, pinned, free_port) -> Iterator[Organisations
     scratch = tmp_path_factory.mktemp("deployment")
     with Processes(scratch / "flwr") as processes:
         processes.env["VFL_FLOWER_CACHE"] = str(scratch / "cache")
-        options = "--bundle", pinned
-        deployment = Deployment(scratch, processes, options, free_port)
+        deployment = Deployment(scratch, processes, free_port)
         try:
-            (made := Organisations(folder, deployment)).start()
+            (made := Organisations(folder, deployment, pinned)).start()
             yield made
         finally:
             for name in [*deployment.supernodes]:

@@ -75,19 +75,13 @@ class Deployment:
     """A running SuperLink with TLS and SuperNode authentication, and its SuperNodes."""
 
     def __init__(
-        self,
-        folder: Path,
-        processes: Processes,
-        options: Sequence[str],
-        free_port: Callable[[], int],
+        self, folder: Path, processes: Processes, free_port: Callable[[], int]
     ) -> None:
         self.folder = folder
         self.processes = processes
-        self.options = options
         self.free_port, self.port = free_port, free_port()
         self.node_ids: dict[str, int] = {}
         self.supernodes: dict[str, Running] = {}
-        self._before: dict[str, int] = {}
         write_certificates(folder, ["127.0.0.1", "localhost"])
         self.ca = folder / "ca.crt"
         self.connect(CONNECTION, self.ca)
@@ -133,12 +127,9 @@ class Deployment:
     ) -> None:
         """Start the SuperNode of a party; `options` come behind the usual ones."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        log = self.processes.home / f"{name}.log"
-        self._before[name] = len(self._log(name)) if log.exists() else 0
         self.supernodes[name] = Running(
             self.processes.home,
             name,
-            *(self.options if program == FORKING else ()),
             f"--superlink=127.0.0.1:{self.port}",
             f"--root-certificates={self.ca}",
             f"--auth-supernode-private-key={self.key(name)}",
@@ -151,25 +142,11 @@ class Deployment:
 
     def wait_online(self, *names: str) -> None:
         """Wait until the SuperNodes of these parties are online."""
-        self.wait_activated(*names)
+        for name in names:
+            self.supernodes[name].wait_to_say("SuperNode ID")
         ids = {self.node_ids[name] for name in names}
         who = f"the SuperNodes of {', '.join(names)} to be online"
         wait_for(lambda: ids <= set(self.online()), START, who, pause=0.5)
-
-    def wait_activated(self, *names: str) -> None:
-        """Wait until these parties' SuperNodes say that they were taken."""
-
-        def activated() -> bool:
-            for name in names:
-                if self.supernodes[name].poll() is not None:
-                    raise RunFailed(f"{name} ended:\n{self.processes.log(name)}")
-            return all(
-                "SuperNode ID" in self._log(name)[self._before[name] :]
-                for name in names
-            )
-
-        who = f"the SuperNodes of {', '.join(names)}"
-        wait_for(activated, START, f"{who} to connect")
 
     def online(self) -> list[int]:
         nodes = self.processes.flwr("supernode", "list", CONNECTION)["nodes"]
@@ -178,7 +155,7 @@ class Deployment:
     def stop(self, name: str) -> None:
         supernode = self.supernodes.pop(name)
         supernode.process.terminate()
-        supernode.wait(START)
+        assert supernode.wait(START) is not None
 
     def run(
         self, project: Path, config: Mapping[str, Any], timeout: float = 300.0
@@ -205,8 +182,8 @@ class Deployment:
 class Organisations:
     """The files of three parties in a folder, and the deployment that reads them."""
 
-    def __init__(self, folder: Path, deployment: Deployment) -> None:
-        self.deployment = deployment
+    def __init__(self, folder: Path, deployment: Deployment, pinned: str) -> None:
+        self.deployment, self.pinned = deployment, pinned
         self.named: dict[str, dict[str, Any]] = {
             name: {
                 "partition-id": j,
@@ -226,7 +203,7 @@ class Organisations:
         for name in NAMES:
             self.deployment.register(name)
         for name, config in self.named.items():
-            self.deployment.start(name, config)
+            self.deployment.start(name, config, f"--bundle={self.pinned}")
         self.deployment.wait_online(*NAMES)
 
     def write(self, j: int, columns: Mapping[str, Sequence[Any]]) -> None:

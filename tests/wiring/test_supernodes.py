@@ -18,7 +18,7 @@ from vfl_flower.app.config import check_run_config, make_strategy
 from vfl_flower.app.deployment.bundle import installed_bundle
 from vfl_flower.app.deployment.certificates import write_certificates
 from vfl_flower.app.deployment.processes import RunFailed
-from wiring.deployment import NAMES, STOCK, Deployment, Run
+from wiring.deployment import NAMES, STOCK, Run
 
 pytestmark = pytest.mark.second
 
@@ -33,11 +33,6 @@ def stranger(organisations) -> Iterator[str]:
     organisations.deployment.stop("stranger")
 
 
-def ended(deployment: Deployment, name: str) -> str:
-    assert deployment.supernodes[name].wait(30) != 0
-    return deployment.processes.log(name, lines=100)
-
-
 def test_only_a_registered_supernode_connects(organisations, stranger):
     """A node config that claims to be that of a party changes nothing."""
     deployment = organisations.deployment
@@ -45,7 +40,9 @@ def test_only_a_registered_supernode_connects(organisations, stranger):
     assert three == set(deployment.node_ids.values())
     config = {"partition-id": 0, "party-name": NAMES[0]}  # it claims to be a party
     deployment.start(stranger, config, "--isolation=process", program=STOCK)
-    assert "Failed to activate SuperNode" in ended(deployment, stranger)
+    refused = deployment.supernodes[stranger]
+    assert refused.wait(30) == 1
+    assert "Failed to activate SuperNode" in refused.log.read_text()
     assert set(deployment.online()) == three
 
 
@@ -55,7 +52,9 @@ def test_no_one_takes_another_superlink_for_ours(organisations, stranger, tmp_pa
     write_certificates(tmp_path, ["127.0.0.1"])
     other = f"--root-certificates={tmp_path / 'ca.crt'}"
     deployment.start(stranger, {}, other, "--isolation=process", program=STOCK)
-    assert "certificate verify failed" in ended(deployment, stranger)
+    refused = deployment.supernodes[stranger]
+    assert refused.wait(30) == 1
+    assert "certificate verify failed" in refused.log.read_text()
     deployment.connect("impostor", tmp_path / "ca.crt")
     with pytest.raises(RunFailed, match="SuperLink is unavailable"):
         deployment.processes.flwr("ls", "impostor")
@@ -71,6 +70,7 @@ def refusal(run: Run, error: str) -> str:
     assert not run.completed
     assert run.seconds < MOST_SECONDS, run
     (sentence,) = re.findall(r"(?m)^(?:[\w.]+\.)?RunEnded: (.*)$", run.log)
+    assert re.match(r"run \d+ is finished:failed: ", run.status)
     assert f"ServerApp failed with exception: {sentence}\n" in run.status
     return sentence
 
