@@ -26,7 +26,7 @@ from vfl_flower.typing import Array
 step = step_of("test_testing")
 
 NAMES = "airline", "weather", "registry"
-N = 240
+N = 120
 
 
 @cache

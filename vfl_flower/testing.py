@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from numpy.lib.stride_tricks import sliding_window_view
 from scipy.stats import chisquare
 
 from vfl_flower.app.flwr_internals.serialisation import message_to_bytes
@@ -71,6 +72,11 @@ class Sent:
         heads = {n: re.split(r"([._]\d+)+$|\.", n)[0] for n in self.values}
         return {n: fields.get(n, fields.get(head)) for n, head in heads.items()}
 
+    def has(self, such: Callable[[Field], bool]) -> bool:
+        """Return whether it has values of a field that is such a one."""
+        fields = self.declared.items()
+        return any(f and such(f) and np.size(self.values[n]) for n, f in fields)
+
 
 class Recorder(InProcessGrid):
     """A grid that keeps all messages, in `transcript`."""
@@ -79,12 +85,9 @@ class Recorder(InProcessGrid):
         super().__init__(parties)
         self.transcript: list[Sent] = []
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Keep the requests, and let the parties answer."""
-        messages = list(messages)
-        for message in messages:
-            self._keep(message, message.metadata.dst_node_id, up=False)
-        return super().push_messages(messages)
+    def _push(self, message: Message) -> str:
+        self._keep(message, message.metadata.dst_node_id, up=False)
+        return super()._push(message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Keep the replies, and return them."""
@@ -103,18 +106,18 @@ class Recorder(InProcessGrid):
 
 
 class _Struck(InProcessGrid):
-    """A grid in which the first message of a step to a party has a fault."""
+    """A grid with faults, each in the first message of a step to a party, its place."""
 
     def __init__(
-        self, parties: Sequence[Party], action: str, party: int, fault: str
+        self, parties: Sequence[Party], faults: Mapping[tuple[str, int], str]
     ) -> None:
         super().__init__(parties)
-        self._where, self._fault = (f"train.{action}", 1000 + party), fault
+        self._faults = dict(faults)
 
     def _push(self, message: Message) -> str:
-        metadata, fault = message.metadata, ""
-        if (metadata.message_type, metadata.dst_node_id) == self._where:
-            self._where, fault = ("", 0), self._fault
+        action = message.metadata.message_type.partition(".")[2]
+        party = message.metadata.dst_node_id - 1000
+        fault = self._faults.pop((action, party), "")
         if fault == "damage":
             message.content = RecordDict({BUNDLE: ConfigRecord({BUNDLE: b"damaged"})})
         number = super()._push(message)
@@ -124,8 +127,7 @@ class _Struck(InProcessGrid):
             self._replies[number] = Message(Error(2, "as planned"), reply_to=message)
         elif fault == "alter" and (reply := self._replies[number]).has_content():
             values, frame = unpack(reply.content)
-            action = metadata.message_type.partition(".")[2]
-            sent = Sent(action, 0, True, values, frame, b"", 0)
+            sent = Sent(action, party, True, values, frame, b"", 0)
             for name, declared in sent.declared.items():
                 if declared and declared.leaves in ENCRYPTED:
                     values[name] = values[name] ^ np.uint8(1)
@@ -211,15 +213,9 @@ class Runs:
         grid = Recorder(parties := self.consenting())
         return Run(self.start(grid), grid.transcript, parties)
 
-    @cached_property
-    def first(self) -> Run:
-        """A run of parties that consent to what the strategy declares."""
-        return self._run()
-
-    @cached_property
-    def second(self) -> Run:
-        """Another one on the same data."""
-        return self._run()
+    first = cached_property(_run)
+    second = cached_property(_run)
+    """Runs on the same data, of parties that consent to what the strategy declares."""
 
 
 def check_needs(runs: Runs) -> None:
@@ -277,13 +273,12 @@ def check_data(runs: Runs) -> None:
                 )
         if kinds & IN_THE_CLEAR:
             continue
-        for place in range(min(8, len(sent.data))):
-            count = (len(sent.data) - place) // 8
-            words = np.frombuffer(sent.data, "<u8", count, place)
-            if np.isin(words, data).any():
-                raise AssertionError(
-                    f"a message of {sent.action} has a number of a party's data"
-                )
+        starts = sliding_window_view(np.frombuffer(sent.data, np.uint8), 8)
+        words = np.ascontiguousarray(starts).view("<u8")
+        if (data.take(np.searchsorted(data, words), mode="clip") == words).any():
+            raise AssertionError(
+                f"a message of {sent.action} has a number of a party's data"
+            )
 
 
 def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
@@ -364,7 +359,9 @@ def check_model(runs: Runs) -> None:
     trained, model = plain(result.arrays), result.model
     with tempfile.TemporaryDirectory() as folder:
         loaded = type(model).load(model.save(Path(folder, "model"))).arrays()
-    if changed := {n for n in trained if not _equal(trained[n], loaded.get(n))}:
+    names = trained.keys() & loaded.keys()
+    kept = {n for n in names if np.array_equal(trained[n], loaded[n])}
+    if changed := trained.keys() - kept:
         raise AssertionError(f"a saved model has lost its {_listed(changed)}")
 
 
@@ -372,37 +369,44 @@ def check_faults(runs: Runs) -> None:
     """Check that a fault ends in an error that names a party, or changes nothing."""
     expected = runs.first.result
     arrays, others = expected.model.arrays(), runs.second.result.model.arrays()
-    stable = [n for n in arrays if _equal(arrays[n], others[n])]
+    stable = [n for n in arrays if np.array_equal(arrays[n], others[n])]
     names = [info.name for info in expected.parties]
+    damaged: dict[tuple[str, int], str] = {}
+    faults = [damaged]
     for turn, action in enumerate(expected.ledger.waits):
-        asked = [party for a, party in expected.ledger.entries if a == action]
-        name = asked[turn % len(asked)]
-        contract = _step(action).contract
-        # A damaged request is sent again, and what was altered the others refuse.
-        faults = [(FATAL[turn % 2], name), ("damage", name)]
-        if any(field.leaves in ENCRYPTED for field in contract.reply.values()):
-            faults.append(("alter", name))
-        if any(map(_dealt, contract.request.values())):
-            faults += [("deal", party) for party in asked]
-        for fault, name in faults:
-            place = names.index(name)
-            grid = _Struck(runs.consenting(), action, place, fault)
-            dealing = _dealing(action, place) if fault == "deal" else nullcontext()
-            what = f"with the fault {fault!r} at {name!r} in {action}"
-            try:
-                with dealing:
-                    result = runs.start(grid, TIMEOUT if fault == "lose" else 3600)
-            except FederationError as error:
-                # Before its first reply a party has no other name.
-                known = [*names, *(f"node {node}" for node in grid.get_node_ids())]
-                if fault == "damage" or not any(n in str(error) for n in known):
-                    raise AssertionError(f"{what}, the run ends: {error}") from None
-                continue
-            if fault in FATAL:
-                raise AssertionError(f"{what}, the run must end")
-            changed = result.model.arrays()
-            if wrong := {n for n in stable if not _equal(arrays[n], changed[n])}:
-                raise AssertionError(f"{what}, the model has other {_listed(wrong)}")
+        asked = [names.index(p) for a, p in expected.ledger.entries if a == action]
+        place = action, asked[turn % len(asked)]
+        # A damaged request is sent again, so that one run has one in each step.
+        damaged[place] = "damage"
+        faults.append({place: FATAL[turn % 2]})
+        # What was altered the others refuse, and a party what the server has altered.
+        sent = [s for s in runs.first.transcript if s.action == action]
+        up = {s.party for s in sent if s.up and s.has(lambda f: f.leaves in ENCRYPTED)}
+        if up:
+            faults.append({(action, sorted(up)[turn % len(up)]): "alter"})
+        dealt = sorted({s.party for s in sent if not s.up and s.has(_dealt)})
+        faults += [{(action, party): "deal"} for party in dealt]
+    for struck in faults:
+        (action, party), fault = next(iter(struck.items()))
+        what = f"with the fault {fault!r} at {names[party]!r} in {action}"
+        if struck is damaged:
+            what = "with a damaged request in each step"
+        grid = _Struck(runs.consenting(), struck)
+        dealing = _dealing(action, party) if fault == "deal" else nullcontext()
+        try:
+            with dealing:
+                result = runs.start(grid, TIMEOUT if fault == "lose" else 3600)
+        except FederationError as error:
+            # Before its first reply a party has no other name.
+            known = [*names, *(f"node {node}" for node in grid.get_node_ids())]
+            if fault == "damage" or not any(n in str(error) for n in known):
+                raise AssertionError(f"{what}, the run ends: {error}") from None
+            continue
+        if fault in FATAL:
+            raise AssertionError(f"{what}, the run must end")
+        changed = result.model.arrays()
+        if wrong := {n for n in stable if not np.array_equal(arrays[n], changed[n])}:
+            raise AssertionError(f"{what}, the model has other {_listed(wrong)}")
 
 
 def check_quality(runs: Runs) -> None:
@@ -473,10 +477,6 @@ def check_strategy(
 
 def _step(action: str) -> Step[..., Any]:
     return STEPS.get(action, hello)
-
-
-def _equal(first: Array, second: Array | None) -> bool:
-    return second is not None and np.array_equal(first, second)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,14 +6,14 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from vfl_flower.app.plan.learned import Learned, table_of, who_learns
-from vfl_flower.app.plan.rehearsal import Shape, n_rows_of, quietly, rehearse
+from vfl_flower.app.plan.rehearsal import Rehearsal, Shape, n_rows_of, quietly, rehearse
 from vfl_flower.app.report.report import markdown_table
 from vfl_flower.app.report.units import duration
 from vfl_flower.party.answering import hello
@@ -202,12 +202,16 @@ def plan(
     rows = min(wanted, MOST_ROWS, max(1, MOST_NUMBERS // width))
     counts = [rows] if rows == wanted else [rows // 2, rows]
     growth = wanted / rows
-    # First, since the first rehearsal also waits for imports.
     few_rows = min(rows, FEW_ROWS)
-    with _rehearsing(few_rows):
-        varying = _varying(strategy, shapes, few_rows)
-    rehearsals = []
-    for count in counts:
+    varying: dict[str, tuple[int, int]] | None = None
+    rehearsals: list[Rehearsal] = []
+    with suppress(Exception), _rehearsing(few_rows):
+        # First, since the first rehearsal also waits for imports.
+        clusters = rehearse(strategy, shapes, few_rows, clusters=True)
+        random = rehearse(strategy, shapes, few_rows)
+        varying = _varying(random, clusters)
+        rehearsals += [random] if few_rows == wanted else []
+    for count in counts[len(rehearsals) :]:
         try:
             with _rehearsing(count):
                 part = strategy.scaled(count / wanted)
@@ -253,15 +257,8 @@ def _without_hello(values: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: v for key, v in values.items() if hello.action not in (key, key[0])}
 
 
-def _varying(
-    strategy: ProtocolStrategy, shapes: Sequence[Shape], rows: int
-) -> dict[str, tuple[int, int]] | None:
+def _varying(random: Rehearsal, clusters: Rehearsal) -> dict[str, tuple[int, int]]:
     """Return round trips on random rows and clusters of the steps that differ there."""
-    try:
-        random = rehearse(strategy, shapes, rows)
-        clusters = rehearse(strategy, shapes, rows, clusters=True)
-    except Exception:
-        return None
     varying = {}
     for action in random.ledger.waits | clusters.ledger.waits:
         costs = random.ledger.of(action), clusters.ledger.of(action)
