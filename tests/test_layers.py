@@ -88,8 +88,9 @@ HEAVY = (
 
 
 @cache
-def tree_of(module: str) -> ast.Module:
-    return ast.parse(path_of(module).read_text(encoding="utf-8"))
+def nodes_of(module: str) -> list[ast.AST]:
+    """Return the nodes of a module's source; the first is the module."""
+    return [*ast.walk(ast.parse(path_of(module).read_text(encoding="utf-8")))]
 
 
 def path_of(module: str) -> Path:
@@ -98,7 +99,7 @@ def path_of(module: str) -> Path:
 
 
 def at_module_level(module: str) -> Iterator[ast.AST]:
-    waiting: list[ast.AST] = [tree_of(module)]
+    waiting: list[ast.AST] = nodes_of(module)[:1]
     while waiting:
         node = waiting.pop()
         yield node
@@ -106,14 +107,15 @@ def at_module_level(module: str) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def imports_of(module: str, everywhere: bool = True) -> set[str]:
+@cache
+def imports_of(module: str, everywhere: bool = True) -> frozenset[str]:
     """Return the modules that a module imports, also inside of functions.
 
     A name that is imported from a module of ours stands for the module that it is,
     where it is one.
     """
     imported = set()
-    for node in ast.walk(tree_of(module)) if everywhere else at_module_level(module):
+    for node in nodes_of(module) if everywhere else at_module_level(module):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -121,7 +123,7 @@ def imports_of(module: str, everywhere: bool = True) -> set[str]:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 imported.add(name if name in MODULES else str(node.module))
-    return imported
+    return frozenset(imported)
 
 
 def layer_of(module: str) -> str:
@@ -136,7 +138,7 @@ def modules_of(*places: str) -> list[str]:
 
 
 def calls_of(module: str, *names: str) -> list[ast.Call]:
-    calls = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(module) if isinstance(node, ast.Call)]
     return [
         call
         for call in calls
@@ -281,7 +283,7 @@ def test_algorithms_import_nothing_of_each_other():
 def test_modules_have_600_lines_and_functions_70_of_code(module):
     lines = path_of(module).read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 600
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             within = lines[node.lineno - 1 : node.end_lineno]
             text = textwrap.dedent("\n".join(within))
@@ -340,13 +342,13 @@ def asked_for(module: str) -> dict[str, list[range]]:
     """
     clients = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in tree_of(module).body
+        for node in nodes_of(module)
         if isinstance(node, ast.ImportFrom)
         and str(node.module).startswith("vfl_flower.clients")
         for alias in node.names
     }
     lines: dict[str, list[range]] = {}
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.Call):
             for name in [n for n in ast.walk(node) if isinstance(n, ast.Attribute)]:
                 client = clients.get(getattr(name.value, "id", ""))
@@ -370,8 +372,8 @@ def test_no_name_follows_from_a_place(module):
     Pickle alone finds a step by its place, in processes of one version.
     """
     place = {"__module__", "__qualname__", "__spec__", "__package__"}
-    read = {getattr(node, "attr", "") for node in ast.walk(tree_of(module))}
-    read |= {n.value for n in ast.walk(tree_of(module)) if isinstance(n, ast.Constant)}
+    constants = {n.value for n in nodes_of(module) if isinstance(n, ast.Constant)}
+    read = constants | {getattr(node, "attr", "") for node in nodes_of(module)}
     pickling = {"__module__"} if module == "vfl_flower.protocol.steps" else set()
     assert read & place == pickling
 
@@ -394,7 +396,7 @@ def test_every_way_to_ask_is_known():
     """No method of Parties but these, and what they share, sends a message."""
     sending = {"_exchange", "_round_trip", "_ask"}
     for module in ("parties", "greeting"):
-        for node in ast.walk(tree_of(f"vfl_flower.server.{module}")):
+        for node in nodes_of(f"vfl_flower.server.{module}"):
             if isinstance(node, ast.FunctionDef):
                 calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
                 called = {getattr(call.func, "attr", "") for call in calls}
@@ -433,7 +435,7 @@ def check_types(folder: Path) -> list[tuple[str, int]]:
 def declared_steps(module: str) -> list[ast.FunctionDef]:
     return [
         node
-        for node in tree_of(module).body
+        for node in nodes_of(module)
         if isinstance(node, ast.FunctionDef)
         and "step" in map(ast.unparse, node.decorator_list)
         and len(node.args.args) > 1
