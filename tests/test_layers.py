@@ -89,7 +89,6 @@ HEAVY = (
 
 @cache
 def nodes_of(module: str) -> list[ast.AST]:
-    """Return the nodes of a module's source; the first is the module."""
     return [*ast.walk(ast.parse(path_of(module).read_text(encoding="utf-8")))]
 
 
@@ -99,7 +98,7 @@ def path_of(module: str) -> Path:
 
 
 def at_module_level(module: str) -> Iterator[ast.AST]:
-    waiting: list[ast.AST] = nodes_of(module)[:1]
+    waiting = nodes_of(module)[:1]  # the module itself
     while waiting:
         node = waiting.pop()
         yield node
@@ -187,8 +186,8 @@ def test_imports_from_outside(module):
     """Private modules of Flower are imported in one folder, and no experiment is."""
     used = {name for name in imports_of(module) if name.split(".")[0] == "flwr"}
     assert used <= PUBLIC_OF_FLOWER or module in modules_of(INTERNALS)
-    others = {"simulations", "tests", "benchmarks", "examples"}
-    assert not {name for name in imports_of(module) if name.split(".")[0] in others}
+    outer = {name.split(".")[0] for name in imports_of(module)}
+    assert not outer & {"simulations", "tests", "benchmarks", "examples"}
 
 
 def test_imports_go_in_a_circle_only_inside_a_folder():
@@ -388,8 +387,7 @@ def test_no_strategy_asks_by_text():
         for call in calls_of(module, *ASKING):
             place = ASKING[getattr(call.func, "attr", "ask")]
             assert len(call.args) > place, ast.unparse(call)
-            asked = call.args[place]
-            assert not isinstance(asked, ast.Constant | ast.JoinedStr)
+            assert not isinstance(call.args[place], ast.Constant | ast.JoinedStr)
 
 
 def test_every_way_to_ask_is_known():
