@@ -36,7 +36,7 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.fixture(autouse=True, scope="module")
 def _cache(tmp_path_factory):
-    """Keep what parties convert out of the user's cache, which it would fill."""
+    """Let parties keep converted files here, not among thousands of the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VFL_FLOWER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -57,14 +57,6 @@ def explained():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProtocolStrategy, "start", checked)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def converted(tmp_path_factory):
-    """Let parties keep converted files here, not among thousands of the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VFL_FLOWER_CACHE", str(tmp_path_factory.mktemp("converted")))
         yield
 
 
