@@ -63,6 +63,9 @@ class InProcessGrid(Grid):
     if an item is not a `Party`.
     """
 
+    in_process = True
+    """Whether replies are there at once, so that no thread must wait for them."""
+
     def __init__(self, parties: Sequence[Party]) -> None:
         if not parties:
             raise ValueError("a run needs parties, got none")

@@ -224,6 +224,8 @@ def test_a_node_that_stays_away_is_named_at_the_time_out(clock):
 class Announcing(Leaving):
     """A node that is killed when it has announced a reply: the grid waits for it."""
 
+    in_process = False
+
     def __init__(self, clock, seconds, action):
         super().__init__(clock, seconds)
         self.action, self.announced = action, None

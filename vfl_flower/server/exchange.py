@@ -234,7 +234,10 @@ class Exchange:
             except BaseException as error:  # for the thread that waits
                 call.set_exception(error)
 
-        Thread(target=work, daemon=True).start()
+        if getattr(self.grid, "in_process", False):  # whose replies are there
+            work()
+        else:
+            Thread(target=work, daemon=True).start()
         return call
 
     def _note(self, arrived: Iterable[Message]) -> None:
