@@ -81,9 +81,8 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every key of a run config, behind the name of its section, as in",
-        "`--set ridge.rows=5000`. In Python they are the strategies' arguments, with",
-        "underscores. A number whose default is whole must be whole.",
+        "Every key of a run config, as in `--set ridge.rows=5000`. In Python they are",
+        "the strategies' arguments, with underscores.",
     ]
     described: dict[tuple[str, ...], Key] = {}
     for section, keys in sections():

@@ -33,7 +33,7 @@ class RunSettings:
     """What every run config has, whatever the strategy."""
 
     strategy: str = next(iter(ALGORITHMS))
-    """The algorithm, by the name of its section."""
+    """The algorithm: its section's name."""
     task: str = "train"
     """train, or a task on a trained model."""
     model_id: str = ""
@@ -41,26 +41,25 @@ class RunSettings:
     compare: bool = False
     """Also run the baselines of the strategy."""
     dry_run: bool = False
-    """Send only `hello`; print costs and who would learn what. No row leaves a
-    party."""
+    """Send only `hello`; print costs and who would learn what."""
     alignment: str = ""
-    """Name of a row order from "align", whose rows each party then uses."""
+    """Name of the row order from "align" that the parties use."""
     output_dir: str = ""
     """Absolute folder for results; default: vfl_flower/runs in the data folder of the
     SuperLink's account."""
     timeout: Positive = 3600.0
-    """Seconds for one round trip, and for the parties to connect."""
+    """Seconds for a round trip, and for parties to connect."""
     resume: str = ""
-    """Folder, in output-dir, of a killed or failed run to continue. Only the timeout
-    may change."""
+    """Folder, in output-dir, of a failed run to continue; only the timeout may
+    change."""
     seed: Annotated[int, Ge(-1)] = -1
-    """From 0: equal settings give the same model again, up to rounding; -1: each party
-    draws in private."""
+    """From 0, for experiments: equal settings repeat the model, up to rounding; -1:
+    parties draw in private."""
     n_parties: Count = 0
     """Parties to wait for; 0: those connected, at least two."""
     data: str = "diabetes"
-    """Data of nodes whose node config names none: a bundled set,
-    "synthetic:n=10000,d=30", or the absolute path of a file or folder."""
+    """Data where the node config names none: a bundled set, "synthetic:n=10000,d=30",
+    or an absolute path."""
 
 
 _COMMON = (RunSettings, FileOptions)

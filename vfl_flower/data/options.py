@@ -22,26 +22,25 @@ class FileOptions:
     columns: str = ""
     """Features to use, "a,b,c"; default: all others."""
     standardize: bool = False
-    """Each party scales its columns to mean 0 and standard deviation 1."""
+    """Parties scale columns to mean 0 and standard deviation 1."""
     one_hot: bool = True
     """Text columns become 0/1 columns; false: an error."""
     impute: Impute = "mean"
     """What replaces missing values; none: an error."""
     missing: str = ""
-    """Texts for a missing value besides empty cells, "NA,?,-999"; default: NA, N/A,
-    NaN, null, None, ?, - and a point, in upper and lower case."""
+    """Texts for missing values besides empty cells, "NA,?,-999"; default: NA, N/A, NaN,
+    null, None, ?, - and a point, in upper or lower case."""
     max_levels: Count = 0
-    """Above so many levels a text column keeps the most frequent ones and "other"; 0:
-    above 100, the top 20."""
+    """Above this number of levels a text column keeps the most frequent ones and
+    "other"; 0: above 100, the top 20."""
     levels: str = ""
     """Levels of text columns, equal at all parties: "sex=f|m;region=north|south", or
     (not in a run config) the absolute path of a TOML file; default: each party's
     own."""
     delimiter: str = ""
-    """Separator of CSV fields, one character or "tab"; default: comma, semicolon, tab
-    or bar."""
+    """CSV separator, one character or "tab"; default: comma, semicolon, tab or bar."""
     encoding: str = ""
-    """Encoding of a CSV; default: by its mark, else UTF-8 if valid, else Windows-1252
-    or Latin-1."""
+    """CSV encoding; default: its byte order mark's, else UTF-8 if valid, else
+    Windows-1252 or Latin-1."""
     header: bool = True
-    """The first line of a CSV names its columns; false: x0, x1 and so on."""
+    """The first line of a CSV names its columns; false: x0, x1, ..."""

@@ -32,11 +32,11 @@ class ComputingParties(ProtocolStrategy):
 
     _: KW_ONLY
     dealer: str = "server"
-    """Who generates the correlated randomness: "server", or a party by name, at a round
-    trip more. It must not collude with a computing party."""
+    """Generates the correlated randomness: "server", or a party, in one more round
+    trip. It must not collude with a computing party."""
     computes: str = ""
-    """Party that computes with the label holder; "": the first of the others that is
-    not the dealer. Neither may collude with the other or the dealer."""
+    """Party that computes with the label holder; "": the first other one that is not
+    the dealer. No two of the three may collude."""
 
     @property
     def computing(self) -> Computing:

@@ -46,28 +46,26 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
     """Strength of R: ``alpha |theta|^2`` for ridge, ``alpha |theta|_1`` for lasso."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Share of the l1 part in R for the elastic net, ``alpha * (l1_ratio |theta|_1 +
-    (1-l1_ratio) |theta|^2)``."""
+    """Share of l1 in the elastic net, ``alpha * (l1_ratio |theta|_1 + (1-l1_ratio)
+    |theta|^2)``."""
     solver: Literal["gram", "central", "cg", "saga"] = "gram"
-    """"gram": the label holder solves from sums of products that two parties compute;
-    of a row only its score leaves. "central": the server pools the coreset, as in the
-    paper. "cg" (conjugate gradients, a round trip per step), "saga" (the paper's
-    baseline): from sums for single rows, so the server sees residuals."""
+    """"gram": from sums of products that two parties compute for the label holder; of a
+    row only its score leaves. "central": the server pools the coreset. "cg" (conjugate
+    gradients), "saga": the server sees the residual of each row."""
     fit_intercept: bool = True
-    """Fit b; its column of ones counts in the label holder's scores."""
+    """Fit the intercept b."""
     max_iter: Natural = 200
-    """Iterations of cg; passes of saga over the coreset."""
+    """Iterations of cg, a round trip each; passes of saga over the coreset."""
     tol: NotNegative = 1e-6
-    """Tolerance of cg and saga, in standard deviations of the labels (without an
-    intercept, in their root mean square)."""
+    """Tolerance of cg and saga, in standard deviations of the labels."""
     batch_size: Natural = 32
     """Rows per round trip of saga; 1 in the paper."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out. The label holder learns their predictions and reports the
-    errors to the server, in two more round trips."""
+    """Share of rows held out, in two more round trips. The label holder learns their
+    predictions, the server the errors."""
     allow_two_parties: bool = False
-    """Let two parties train with cg or saga, whose residuals reveal to each the other's
-    contribution to the predictions; and predict or evaluate, in training too, which
+    """Let two parties use cg and saga, whose residuals reveal to each the other's
+    contribution to the predictions, and predict or evaluate, in training too, which
     reveals it to the label holder."""
 
     labelled = numeric = True

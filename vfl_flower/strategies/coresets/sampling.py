@@ -73,20 +73,18 @@ class CoresetStrategy(JudgedStrategy):
 
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
-    """m, the rows of the coreset with repeats. "auto": 50 per column of all parties, at
-    least 2000; if there are no more rows, all, without draws."""
+    """m, the number of draws. "auto": 50 per column of all parties, at least 2,000;
+    where there are no more rows, all, without draws."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
-    """"coreset": as in the paper; "uniform": drawn uniformly without replacement;
-    "full": all rows."""
+    """"coreset": by score; "uniform": uniformly, without repeats; "full": all rows."""
     rounds: Literal["fused", "paper"] = "fused"
-    """"fused": three round trips where rows are pooled; "paper": those of Algorithm 1.
-    One seed gives the same coreset."""
+    """"fused": three round trips where rows are pooled; "paper": those of Algorithm 1,
+    for the same coreset."""
     evaluate: Literal["coreset", "full"] = "coreset"
-    """"coreset": evaluate on the coreset, at no cost; "full": also on all training
-    rows, by secure sums."""
+    """"coreset": on the coreset, at no cost; "full": also on all training rows, by
+    secure sums."""
     check_size: Annotated[int, Ge(0), Le(party.MOST_ROWS)] = 0
-    """Extra rows to pool, to estimate the loss on all training rows and its standard
-    error."""
+    """Further rows to pool, to estimate the loss on all training rows."""
 
     steps: ClassVar[Steps] = (
         party.totals,

@@ -340,14 +340,14 @@ class CoresetVKMC(sampling.CoresetStrategy):
     """Number of clusters, k."""
     solver: Literal["central", "distdim"] = "central"
     """"central": weighted k-means++ on rows pooled at the server. "distdim": Ding et
-    al. (2016), local centres and assignments only."""
+    al. (2016), from local centres and assignments."""
     local_clustering: Literal["lloyd", "seeding"] = "lloyd"
-    """"lloyd": a party clusters its columns by k-means++ and Lloyd's iteration;
-    "seeding": by k-means++ alone, two to five times cheaper."""
+    """"lloyd": k-means++ and Lloyd's iteration on a party's columns; "seeding":
+    k-means++ alone, two to five times cheaper."""
     approximation: party.Approximation = 2.0
     """alpha of Algorithm 3: how many times the optimum a local clustering may cost."""
     n_init: Natural = 10
-    """Starts of the server's k-means; the best is kept."""
+    """Starts of the server's k-means."""
 
     model_class = KMeansModel
     question = "Which few rows give nearly the clusters of all rows?"

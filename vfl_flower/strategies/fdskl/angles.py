@@ -242,12 +242,12 @@ class AngleStrategy(ProtocolStrategy):
 
     _: KW_ONLY
     bits: Bits = "auto"
-    """Bits of an angle on the circle. "auto": 16, or 8 where rows come in batches."""
+    """Bits of an angle. "auto": 16, or 8 where rows come in batches."""
     block_bytes: Natural = 16_000_000
-    """Bytes of angles per party and round trip, to within a row."""
+    """Bytes of angles per party and round trip."""
     topology: Topology = "star"
-    """How sums travel. "star": to the server. "ring", "tree": between parties,
-    encrypted, in more round trips."""
+    """How sums travel: to the server, or ("ring", "tree") encrypted between parties, in
+    more round trips."""
     allow_two_parties: bool = False
     """Allow two parties, although the label holder learns the other's angles."""
     angle_masking: AngleMasking = "circle"

@@ -97,16 +97,15 @@ class FDSKL(KernelLearning):
 
     _: KW_ONLY
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda in ``mean loss + lambda/2 |f|^2``. "auto": 1/n where `step` is a number.
-    Implicit steps have 1/gamma, which "auto" chooses, explicit ones none."""
+    """lambda in ``mean loss + lambda/2 |f|^2``. "auto": 1/n where `step` is a number,
+    cross-validated for implicit steps. Explicit ones have none."""
     iterations: Count = 0
-    """Each has an equal share of the features. 0: two per label holder with implicit
-    steps, otherwise 32. The paper's Algorithm 1: as many as `rows` and `features`."""
+    """Each uses an equal share of the features. 0: two per label holder with implicit
+    steps, otherwise 32."""
     step: Positive | Literal["implicit", "explicit"] = "implicit"
-    """"implicit": coefficients that minimise the loss of a batch, with a
-    cross-validated penalty; up to 1,500 features. A number: the published update with
-    this gamma. "explicit": that update with the best of seven gammas, or, with several
-    label holders, one that converges."""
+    """"implicit": minimise the loss of each batch; up to 1,500 features. A number: the
+    published update with this gamma. "explicit": that update with the best of seven
+    gammas (several label holders: one that converges)."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, training.start),
@@ -332,11 +331,10 @@ class FDSKLDirect(KernelLearning):
 
     _: KW_ONLY
     class_weight: Literal["none", "balanced"] = "none"
-    """"balanced": classes count the same, so rare ones are found more often, at more
-    false alarms; probabilities are then those of classes of equal size."""
+    """"balanced": all classes count the same, so rare ones are found more often, with
+    more false alarms; probabilities assume classes of equal size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"  # type: ignore[assignment]
-    """As for FDSKL. "auto": the best of seven for the labels, from 4 times to a third
-    of the median one."""
+    """As for FDSKL; "auto": the best of seven, 4 times to a third of the median one."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, angle_sums.angles, training.fit),

@@ -70,50 +70,46 @@ class KernelClustering(JudgedStrategy):
     """Settings of kernel k-means, and what precedes its iterations."""
 
     n_clusters: Natural = 10
-    """k; with fewer distinct rows some clusters stay empty."""
+    """Number of clusters, k."""
     n_components: Annotated[int, Ge(1), Le(party.MOST_COMPONENTS)] = 20
-    """s, eigenvectors of the kernel matrix on which k-means runs; at least
-    n_clusters."""
+    """s, eigenvectors of the kernel matrix; at least n_clusters."""
     n_features: party.Features = 50
-    """D, random features of an iteration."""
+    """D, random features per iteration."""
     iterations: Natural = 20
     """T, the most iterations."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-gamma |x-x'|_2^2)``; "laplacian": ``exp(-gamma |x-x'|_1)``."""
     gamma: Positive | Literal["auto"] = "auto"
-    """gamma of the kernel, as in scikit-learn. "auto": from sums over the parties;
-    Gaussian: the paper's value, N^2/(2 sum_ij |x_i-x_j|^2)."""
+    """As in scikit-learn. "auto": from sums over the parties, for "gaussian" as in the
+    paper."""
     eigensolver: Literal["gram", "lanczos"] = "gram"
-    """"gram": the upper triangle of the Gram matrix, once per iteration; "lanczos", as
-    in the paper: a message per product with a vector."""
+    """"gram": the Gram matrix, once per iteration; "lanczos", as in the paper: a
+    message per product with a vector."""
 
     _: KW_ONLY
     threshold: Positive | Literal["auto", "paper"] = "auto"
-    """lambda: smaller eigenvalues of the kernel matrix are not learned. "paper": the
-    (k+2)-th one of the first iteration; "auto": an estimate of the (s+1)-th."""
+    """lambda: smaller eigenvalues are not learned. "paper": the (k+2)-th of the first
+    iteration; "auto": an estimate of the (s+1)-th."""
     subspace_tol: NotNegative = 0.01
-    """Stop where the subspace turns by less: the sine of its largest angle, over the
-    root of the step. 0: run all iterations. Noisy data rarely stop early."""
+    """Stop when the subspace turns by less (sine of its largest angle, over the root of
+    the step); 0: run all iterations."""
     clustering: Literal["sums", "coreset"] = "sums"
-    """"sums": k-means on the eigenvectors by sums over the parties; no row of them
-    leaves its party. "coreset", as in the paper: at the server, on such rows in the
-    clear."""
+    """"sums": by sums over the parties; rows of the eigenvectors stay. "coreset", as in
+    the paper: at the server, on such rows in the clear."""
     passes: Natural = 20
-    """Most passes of k-means with clustering "sums", each a round trip for all
-    starts."""
+    """Most passes of k-means with clustering "sums", each a round trip."""
     choose_clusters: bool = False
-    """Choose k from 2 to n_clusters by a silhouette, with clustering "sums"; n_init
-    starts for each k."""
+    """Choose k from 2 to n_clusters by a silhouette, with clustering "sums"."""
     coreset_size: Natural = 1000
-    """Points that all parties together send for clustering "coreset", besides centres;
-    a party whose share reaches its number of rows sends all of them."""
+    """Points of all parties together for clustering "coreset", besides centres; a party
+    with no more rows than its share sends all."""
     standardize: bool = False
-    """Scale columns to mean 0 and standard deviation 1 over the rows of all parties."""
+    """Scale columns by mean and standard deviation over all parties."""
     cem: bool = True
-    """The paper's communication mechanism. false: Lanczos on all N rows (section 4.1 of
-    the paper), in one process only."""
+    """The paper's communication mechanism; false: Lanczos on all N rows, in one process
+    only."""
     n_init: Natural = 30
-    """Starts of k-means; the best is kept."""
+    """Starts of k-means."""
     allow_two_parties: bool = False
     """Allow two parties, although each can compute the other's sums from the
     eigenvectors."""

@@ -240,8 +240,7 @@ class MUFCUnlearn(ForgettingTask):
     """
 
     lazy_counts: bool = dataclasses.field(default=False, kw_only=True)
-    """Keep the centres if counts change but no bin does (Algorithm 4); not with privacy
-    "none"."""
+    """Keep the centres if counts change but no bin does; not with privacy "none"."""
 
     task = "unlearn"
     question = "How are the clusters without rows that must be forgotten?"

@@ -263,44 +263,41 @@ class MUFC(MUFCTask):
     steps: ClassVar[Steps] = (party.train, party.commit, party.abandon)
 
     n_clusters: Natural = 4
-    """K, the number of clusters."""
+    """Number of clusters, K."""
     local_clusters: Count = dataclasses.field(default=0, kw_only=True)
     """K', the most centroids of a party; 0: K."""
     box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
     """Public bounds of the columns, which must not be taken from the rows:
-    "lower,upper" for all, a pair for each, "0,1;18,120", or pairs by name,
-    "age=18,120;*=0,1", with "*" for all other columns of numbers; unnamed text then
-    gets -3.5,4.5. The wider its bounds, the less a column counts. On the command line
-    "@FILE" reads a file of such lines."""
+    "lower,upper" for all, a pair for each, "0,1;18,120", or by name, "age=18,120;*=0,1"
+    ("*": all other numbers; unnamed text: -3.5,4.5). Wider bounds give a column less
+    weight. On the command line "@FILE" reads such lines."""
     gamma: Gamma = "auto"
-    """Quantisation step, in sides of the box, from about 2^-32; "auto": 1/sqrt(n). With
-    a small step a bin reveals a row, or a mean, to many digits."""
+    """Quantisation step, in sides of the box; "auto": 1/sqrt(n). With a small step a
+    bin reveals a row, or a mean, to many digits."""
     server_points: ServerPoints = "uniform"
-    """What a bin of q_j rows becomes at the server. "uniform": q_j uniform points in
-    it; "weighted": its middle, with weight q_j."""
+    """A bin of q_j rows at the server. "uniform": q_j uniform points in it; "weighted":
+    its middle, with weight q_j."""
     client_training: Training = "full"
-    """"full": Lloyd's iteration moves rows that a party draws to means (Appendix M.3).
-    "init", as in the paper: rows drawn by k-means++ are the centroids; removals are
-    cheaper at the party, the objective is higher, and bins reveal which rows are
-    centroids."""
+    """"full": Lloyd's iteration moves drawn rows to means. "init", as in the paper:
+    rows drawn by k-means++ are the centroids; removals are cheaper, the objective is
+    higher, and bins reveal which rows are centroids."""
     min_rows_per_bin: Natural = dataclasses.field(default=5, kw_only=True)
     """Fewest rows of a party's cluster; smaller ones are merged into their nearest. 1,
-    as in the paper: a bin can be of one row. A party with fewer rows has one
-    cluster."""
+    as in the paper: a bin can be of one row."""
     privacy: Privacy = "scma"
-    """"scma": sparse counts are summed under masks (Algorithm 2). "none": each party's
-    centroids and cluster sizes leave in the clear (Algorithm 5)."""
+    """"scma": sparse counts, summed under masks. "none": each party's centroids and
+    cluster sizes in the clear."""
     field: PointField = dataclasses.field(default="hash", kw_only=True)
-    """"hash": a bin becomes a field element by a hash; "paper": by its number, for few
-    columns only."""
+    """How a bin becomes a field element: by a hash, or by its number, for few columns
+    only."""
     n_init: Natural = dataclasses.field(default=10, kw_only=True)
-    """Starts of k-means at the server."""
+    """Starts of the server's k-means."""
     choose_clusters: bool = dataclasses.field(default=False, kw_only=True)
-    """Choose K from 2 to `n_clusters` by a silhouette of the bins, anew whenever rows
-    are forgotten or added."""
+    """Choose K from 2 to `n_clusters` by a silhouette of the bins, again whenever rows
+    change."""
     server_state: StateFolder = dataclasses.field(default="", kw_only=True)
-    """Folder for what the server needs to forget rows later; for that each party needs
-    a ``state-dir`` and a name of its own."""
+    """Folder where the server keeps what forgetting rows needs; each party then needs a
+    `state-dir` and a name."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
