@@ -117,7 +117,7 @@ READERS = {
 
 def learned_at_defaults() -> str:
     """Return what leaves the parties at the defaults of a run config."""
-    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, (strategy, *_) in ALGORITHMS.items():
         config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
         n = 3000  # enough for curves, and more than a coreset has
@@ -126,12 +126,13 @@ def learned_at_defaults() -> str:
             seen = rehearse(make_strategy(config), shapes).ledger.seen
         for row in learned.who_learns(strategy.steps, seen):
             if row.how != learned.BY_SERVER:
-                step, what, how, _, kinds = learned.cells(row)
-                rows.setdefault((name, READERS[how], kinds), {})[step] = what
-    lines = ["strategy | who learns it | kinds | step: values", "---|---|---|---"]
-    for (name, reader, kinds), sent in rows.items():
-        steps = "; ".join(f"{step}: {what}" for step, what in sent.items())
-        lines.append(f"`{name}` | {reader} | {kinds or 'none'} | {steps}")
+                _, values, how, _, kinds = learned.cells(row)
+                by_kinds = rows.setdefault((name, READERS[how]), {})
+                by_kinds.setdefault(kinds or "none", []).extend(values.split(", "))
+    lines = ["strategy | who learns it | kinds: values", "---|---|---"]
+    for (name, reader), by_kinds in rows.items():
+        cells = [f"{k}: {', '.join(dict.fromkeys(v))}" for k, v in by_kinds.items()]
+        lines.append(f"`{name}` | {reader} | {'; '.join(cells)}")
     return "\n".join(lines)
 
 
