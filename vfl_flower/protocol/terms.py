@@ -27,15 +27,15 @@ KINDS: dict[Kind, str] = {
     "rows": "rows in the clear, or sums from which they follow",
     "embedded-rows": "rows of an embedding, which reveal the distances between rows",
     "angles": "sums over parties from which a party learns columns up to a linear map",
-    "centroids": "means of several rows, rounded, that stand for clusters",
-    "predictions": "this party's part of the prediction of a row",
-    "row-sums": "numbers for single rows, or of functions that the server chooses, in "
-    "sums over the parties",
-    "totals": "totals of scores, and the numbers of rows that were drawn by them",
+    "centroids": "rounded means of several rows, as centres of clusters",
+    "predictions": "this party's contribution to the prediction of a row",
+    "row-sums": "numbers for single rows, or functions that the server chooses, "
+    "summed over the parties",
+    "totals": "totals of scores, and row numbers of the draws",
     "coefficients": "this party's coefficients of a linear model",
     "moments": "means, and sums of products of columns, to the party with the labels",
-    "curves": "means of labels and predictions, each of 20 rows or more, and how many "
-    "rows of a class are taken for which, to the server",
+    "curves": "means of labels and predictions, each of 20 rows or more, and counts of "
+    "true and predicted classes, to the server",
 }
 """The kinds in words, as documents and refusals say them."""
 

@@ -54,28 +54,27 @@ _RULES = """\
 # tasks = ["train", "predict"]  # only these; otherwise all
 min-parties = 3             # fewest parties of a run, at least 3
 two-parties = false         # true: also with one other party, which can then compute
-                            # this party's part of each sum that it learns
-# dealers = ["server"]      # who may deal the randomness of products under shares:
-                            # "server", or names of parties; otherwise the server, in
-                            # runs of three or more parties
-# computes = ["weather"]    # who may compute such products with the label holder;
-                            # otherwise the first of the other parties
+                            # this party's contributions
+# dealers = ["server"]      # accepted dealers: "server", or names of parties; otherwise
+                            # the server, in runs of three or more parties
+# computes = ["weather"]    # parties that may compute with the label holder; otherwise
+                            # the first other party
 # changed-parties = ["lab"] # parties that may join or leave sums over the same rows;
                             # the difference reveals that party's contribution
-allow-seed = false          # true: also where the server knows the seed, and so can
+allow-seed = false          # true: also runs with a seed, by which the server can
                             # repeat this party's random draws
-trust-on-first-use = false  # true: pin the key of a party without a line in [peers]
-                            # when it first comes; the server can then invent a party
-column-names = false        # true: send the server the names of columns, and not only
-                            # digests of them, where parties hold rows
-# max-round-trips = 100     # most messages that the party answers in one run
-# max-bytes = 1000000000    # most bytes of its replies in one run
-max-refusals = 100          # after so many refusals, in all runs, it answers none
-min-changed-rows = 20       # fewest rows in which the rows of two different sums must
+trust-on-first-use = false  # true: pin an unknown party's key when it first comes; the
+                            # server can then invent a party
+column-names = false        # true: send the server column names, not only digests,
+                            # where parties hold rows
+# max-round-trips = 100     # most messages answered in one run
+# max-bytes = 1000000000    # most bytes of replies in one run
+max-refusals = 100          # refusals, in all runs, after which it answers none
+min-changed-rows = 20       # fewest rows in which two sums over different rows must
                             # differ: the difference reveals the sum over those rows
-# most-row-sets = 50        # most different sets of rows over which sums leave, ever;
-                            # otherwise a twentieth of the rows, at least 30
-# accept-alignments = ["server"]  # use an order of rows from "align" without
+# most-row-sets = 50        # most different row sets of sums, ever; otherwise a
+                            # twentieth of the rows, at least 30
+# accept-alignments = ["server"]  # accept row orders from "align" without
                             # 'vfl-flower align --accept'
 
 [leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: as many
