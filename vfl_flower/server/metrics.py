@@ -29,7 +29,7 @@ SPREAD = "_se"
 """How the name of a standard error ends: it stands beside the number that it is of."""
 
 OF_SPREAD = (
-    "The figure after the sign ± is the standard error. Had other rows been held out, "
-    "the number would be within two of them, nineteen times in twenty."
+    "The figure after ± is the standard error: with other rows held out, the number "
+    "would be within two of them nineteen times in twenty."
 )
 """What every standard error means."""

@@ -63,13 +63,13 @@ WORDS = {
     "Server": "The program that sends requests to the parties and combines their "
     "replies. It has no rows of its own.",
     "Label": "The column that the model predicts.",
-    "Rows held out": "Rows left out of training, on which the model is then judged.",
+    "Rows held out": "Rows left out of training, to judge the model.",
     "Round trip": "One request from the server to the parties, and all their replies.",
     "Under a mask": "Hidden by random numbers that cancel in the sum over all parties: "
-    "the server learns the sum, and no party's contribution to it.",
+    "the server learns the sum, but no party's contribution.",
     "In the clear": "Readable by whoever receives it.",
     "Standard error": OF_SPREAD,
-    "Consent": "A party's own file that says what may leave it. Its program refuses "
+    "Consent": "A party's file that says what may leave it. Its program refuses "
     "everything else.",
 }
 """What the page's words mean."""
