@@ -94,8 +94,8 @@ class KernelClustering(JudgedStrategy):
     """Stop when the subspace turns by less (sine of its largest angle, over the root of
     the step); 0: run all iterations."""
     clustering: Literal["sums", "coreset"] = "sums"
-    """"sums": by sums over the parties; rows of the eigenvectors stay. "coreset", as in
-    the paper: at the server, on such rows in the clear."""
+    """"sums": by sums over the parties; rows of the eigenvectors do not leave.
+    "coreset", as in the paper: at the server, on such rows in the clear."""
     passes: Natural = 20
     """Most passes of k-means with clustering "sums", each a round trip."""
     choose_clusters: bool = False
