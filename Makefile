@@ -48,7 +48,7 @@ $(INSTALLED): pyproject.toml | $(PY)
 
 demo: $(DEMO)
 	$(PY) -m simulations.flights_files .demo/parties
-	$(PY) -m vfl_flower.app.deployment.flower_run --num-supernodes 3 \
+	$(VENV)/bin/vfl-flower simulate-app --num-supernodes 3 \
 		--run-config simulations/flights.toml \
 		--run-config 'data="$(CURDIR)/.demo/parties"' \
 		--run-config 'output-dir="$(CURDIR)/.demo/runs"'

@@ -37,8 +37,7 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 EXTRAS = "demo,dev,docs"
 RUNS = f'output-dir="{FOLDER / "runs"}"'
 SIMULATE = ("simulate", "coreset-vrlr", "--data", "diabetes", "--set", RUNS)
-WRITE_APP = ("-m", "vfl_flower.app.commands.template", "app")
-FLOWER_RUN = ("-m", "vfl_flower.app.deployment.flower_run", "app", "--num-supernodes=3")
+SIMULATE_APP = ("simulate-app", "app", "--num-supernodes=3")
 CONFIG = ("--run-config", RUNS)
 
 
@@ -86,8 +85,8 @@ class Combination:
             self.install(empty, str(wheel))
             self.run(empty / "bin/vfl-flower", *SIMULATE, cwd=empty)
             self.install(empty, f"vfl-flower[simulation] @ {wheel.as_uri()}")
-            self.run(empty / "bin/python", *WRITE_APP, cwd=empty)
-            self.run(empty / "bin/python", *FLOWER_RUN, *CONFIG, cwd=empty)
+            self.run(empty / "bin/vfl-flower", "new-app", "app", cwd=empty)
+            self.run(empty / "bin/vfl-flower", *SIMULATE_APP, *CONFIG, cwd=empty)
         except Failed:
             return "failed"
         return "completed"

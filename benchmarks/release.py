@@ -95,7 +95,7 @@ def try_out(dist: Path) -> None:
         simulate = (python.with_name("vfl-flower"), "simulate", "coreset-vrlr")
         run(*simulate, "--data=diabetes", f"--set=output-dir={folder}", cwd=folder)
         run(*install, f"vfl-flower[simulation] @ {wheel.as_uri()}", cwd=folder)
-        simulate = (python, "-m", "vfl_flower.app.deployment.flower_run", dist / APP)
+        simulate = (python.with_name("vfl-flower"), "simulate-app", dist / APP)
         options = ("--num-supernodes=3", f'--run-config=output-dir="{folder}"')
         run(*simulate, *options, cwd=folder)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from vfl_flower.app.commands.template import write_app
-from vfl_flower.app.deployment.bundle import bundle_hash
+from vfl_flower.app.deployment.bundle import hash_of_app
 from vfl_flower.app.deployment.flower_run import CONNECTION, start_superlink, submit
 from vfl_flower.app.deployment.processes import (
     START,
@@ -127,7 +127,7 @@ class Deployment:
         serverapps = [*python, "vfl_flower.app.deployment.server_executor"]
         processes.start("serverapps", *serverapps, f"--superlink=127.0.0.1:{port}")
         command = [*python, "vfl_flower.app.deployment.executor"]
-        command += ["--bundle", bundle_hash(EMPTY)]
+        command += ["--bundle", hash_of_app(EMPTY)]
         start_supernodes(processes, port, nodes, command)
 
     def empty(self) -> float:

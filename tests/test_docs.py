@@ -278,14 +278,7 @@ def test_commands_are_understood(words):
     name, arguments = words[2], words[3:]
     if name == "venv":  # of Python itself
         return
-    module = importlib.import_module(name)
-    if hasattr(module, "command"):
-        app = module.command()
-    elif hasattr(module, "app"):
-        app = module.app
-    else:
-        app = typer.Typer()
-        app.command()(module.main)
+    app = importlib.import_module(name).app
     typer.main.get_command(app).make_context(name, arguments)
 
 
@@ -342,14 +335,7 @@ def test_make_has_the_targets():
     assert targets <= {*re.findall("(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())}
 
 
-RUNS = commands("flwr run") | {
-    place: words
-    for place, words in commands("python").items()
-    if words[2:3] == ["vfl_flower.app.deployment.flower_run"]
-}
-
-
-@parametrise("words", RUNS)
+@parametrise("words", commands("flwr run") | commands("vfl-flower simulate-app"))
 def test_run_configs_make_a_strategy(words, monkeypatch):
     monkeypatch.chdir(ROOT)
     given = options(words, "--run-config")
@@ -416,7 +402,7 @@ def test_node_config_keys_are_read():
     "words",
     {
         place: words
-        for program in ("python", "flower-supernode")
+        for program in ("vfl-flower supernode", "flower-supernode")
         for place, words in commands(program).items()
         # The app of the other one has a loader of its own: tests/examples.
         if "--node-config" in words and "existing-app" not in place

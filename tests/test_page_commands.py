@@ -7,7 +7,6 @@ this process in the place of SuperNodes. What does not run here is in ``NOT_HERE
 the reason.
 """
 
-import importlib
 import re
 import shlex
 import shutil
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import typer
 from flwr.app import Context, RecordDict
 from pages import PAGES
 from results import undrawn
@@ -58,7 +56,7 @@ NOT_HERE = {
         r"(FLWR_HOME=\S+ )?flwr |flower-super": (
             "vfl-flower starts these and prints them, in tests/wiring"
         ),
-        r"python -m vfl_flower.app.deployment.(executor|gate) ": "as the line above",
+        r"vfl-flower (supernode|gate) ": "as the line above",
     },
     "docs/papers/experiments.md": {
         r"python |make papers": "minutes and hours; tests/simulations/test_papers.py"
@@ -73,7 +71,7 @@ NOT_HERE = {
     },
     "docs/simulate.md": {
         r"git|make demo|source ": "of a clean clone, which CI makes",
-        r"export|flwr run |python -m vfl_flower.app.deployment.flower_run": (
+        r"export|flwr run |vfl-flower simulate-app": (
             "tests/wiring/test_flower_run.py"
         ),
     },
@@ -229,19 +227,15 @@ class Reader:
         words = shlex.split(line.partition(" > ")[0])
         if words[0] == "vfl-flower":
             starts = words[1] in ("party", "coordinator") and "--systemd" not in words
-            app, words = cli.app, [*words[1:], *["--systemd"] * starts]
+            words = [*words[1:], *["--systemd"] * starts]
             if words[0] == "align":  # the state-dir takes the place of a folder
                 words[1] = str(state)
             if words[:2] == ["simulate", "fk-kmeans"]:
                 words += [f"--set={key}={value}" for key, value in FEW.items()]
-        elif words[:2] == ["python", "-m"]:
-            app = typer.Typer()
-            app.command()(importlib.import_module(words[2]).main)
-            words = words[3:]
         else:
             subprocess.run(line, shell=True, check=True, cwd=self.folder)
             return ""
-        ended = CliRunner().invoke(app, words)
+        ended = CliRunner().invoke(cli.app, words)
         assert ended.exit_code == 0, f"{line}\n{ended.output}\n{ended.stderr}"
         for pattern in ("*/*.card", "federation/ca.crt"):  # what all exchange
             for path in self.folder.glob(pattern):

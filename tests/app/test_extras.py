@@ -13,6 +13,7 @@ COMMANDS = [
     ["check", "clinic.csv", "--id-column", "id"],
     ["init", "clinic", "--data", "clinic.csv", "--id-column", "id"],
     *([command, "--help"] for command in ("party", "label", "journal", "align")),
+    *([command, "--help"] for command in ("supernode", "gate", "who-learns-what")),
     ["report", "--rebuild"],
 ]
 
@@ -27,7 +28,6 @@ import vfl_flower as vf
 assert vf.files.__name__ == "vfl_flower.files"  # at the first access
 assert "__version__" in vf.__all__
 import vfl_flower.app.client_app
-import vfl_flower.app.deployment.executor
 import vfl_flower.app.deployment.node
 from vfl_flower.app.commands.cli import app
 from vfl_flower.app.deployment.flower_run import run

@@ -188,7 +188,7 @@ def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
     apart = KERNEL_CLUSTERS_APART
     sentence = (
         "^the labels and parts of model fedcba9876543210 lie at the parties, where "
-        r"python -m vfl_flower\.app\.commands\.label labels new rows$"
+        r"vfl-flower label labels new rows$"
     )
     for model in (apart, KernelKMeansModel.load(apart.save(tmp_path / "m.npz"))):
         assert model.parts is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vfl_flower.app.commands.template import write_app
-from vfl_flower.app.deployment.bundle import bundle_hash
+from vfl_flower.app.deployment.bundle import hash_of_app
 from vfl_flower.app.deployment.processes import Processes
 from wiring.deployment import Deployment, Organisations, kernel_ports
 
@@ -38,7 +38,7 @@ def app(tmp_path_factory) -> Path:
 def pinned(project) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
-        return bundle_hash(project)
+        return hash_of_app(project)
 
 
 @pytest.fixture(scope="package")

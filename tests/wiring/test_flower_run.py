@@ -11,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import typer
 from flwr.common.config import parse_config_args
+from typer.testing import CliRunner
 
+from vfl_flower.app.commands.cli import app
 from vfl_flower.app.deployment import flower_run
 from vfl_flower.app.deployment.flower_run import CONNECTION, run, submit
+from vfl_flower.app.deployment.foreground import program
 from vfl_flower.app.deployment.processes import (
     Processes,
     RunFailed,
@@ -187,9 +189,7 @@ def test_interrupted(monkeypatch):
 
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(flower_run, "run", interrupted)
-    with pytest.raises(typer.Exit) as ended:
-        flower_run.main()
-    assert ended.value.exit_code == 130
+    assert CliRunner().invoke(app, ["simulate-app"]).exit_code == 130
 
 
 @pytest.mark.second
@@ -201,10 +201,9 @@ def test_what_was_started_ends_with_it(probe, tmp_path):
         return {p.pid for p in live if mark.items() <= p.info["environ"].items()}
 
     log = tmp_path / "log"
-    tool_command = [sys.executable, "-m", "vfl_flower.app.deployment.flower_run"]
     with log.open("wb") as file:
         tool = subprocess.Popen(
-            [*tool_command, str(probe), "--run-config", 'mode="hang"'],
+            [*program(), "simulate-app", str(probe), "--run-config", 'mode="hang"'],
             stdout=file,
             stderr=file,
             env=os.environ | mark,

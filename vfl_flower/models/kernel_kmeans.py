@@ -138,7 +138,7 @@ class KernelKMeansModel(Model):
         if self.parts is None:
             raise ValueError(
                 f"the labels and parts of model {self.id} lie at the parties, where "
-                "python -m vfl_flower.app.commands.label labels new rows"
+                "vfl-flower label labels new rows"
             )
         return self.parts
 

@@ -61,5 +61,5 @@ def parse_key(text: str) -> bytes:
             return identity
     raise ValueError(
         f"a party's public key must be {_PREFIX!r} and 43 letters, digits, '-' or '_', "
-        f"as vfl_flower.app.commands.identity prints it, got {text[:60]!r}"
+        f"as vfl-flower identity-key prints it, got {text[:60]!r}"
     )

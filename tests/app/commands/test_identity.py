@@ -2,31 +2,30 @@
 
 import stat
 import subprocess
-import sys
 import tomllib
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from vfl_flower.app.commands import identity
+from vfl_flower.app.commands.cli import app
+from vfl_flower.app.deployment.foreground import program
 from vfl_flower.party.identity import FILE, load_identity
 from vfl_flower.secure_aggregation.keys import encode_key, parse_key
 
 
 def run(folder, name="airline"):
-    app = typer.Typer()
-    app.command()(identity.main)
-    return CliRunner().invoke(app, ["--state-dir", str(folder), "--name", name])
+    words = ["identity-key", "--state-dir", str(folder), "--name", name]
+    return CliRunner().invoke(app, words)
 
 
 def test_the_command_prints_a_line_and_says_what_to_do_with_it(tmp_path):
     folder = tmp_path / "state"
     options = ["--state-dir", str(folder), "--name", "airline"]
     done = subprocess.run(
-        [sys.executable, "-m", "vfl_flower.app.commands.identity", *options],
+        [*program(), "identity-key", *options],
         check=True,
         capture_output=True,
         text=True,

@@ -2,17 +2,14 @@
 
 import csv
 import os
-import runpy
 import shutil
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from vfl_flower.app.commands import label
+from vfl_flower.app.commands.cli import app
 from vfl_flower.app.config import party_source
 from vfl_flower.data import StoredRows, load_party
 from vfl_flower.simulation import simulate
@@ -55,10 +52,8 @@ def model(trained):
 
 def refused(model, config, output):
     """Run the command; return what it says on the way out, or "" if it labels rows."""
-    app = typer.Typer()
-    app.command()(label.label)
     options = ["--node-config", config, "--output", str(output)]
-    ended = CliRunner().invoke(app, [model, *options])
+    ended = CliRunner().invoke(app, ["label", model, *options])
     assert ended.exit_code == bool(ended.stderr), ended.output
     return ended.stderr.strip().removeprefix("Error: ")
 
@@ -96,17 +91,14 @@ def test_rows_of_training_get_their_labels_again(parties, model, tmp_path):
         assert kept == actual
 
 
-def test_new_rows_are_encoded_as_in_training(parties, model, tmp_path, monkeypatch):
+def test_new_rows_are_encoded_as_in_training(parties, model, tmp_path):
     """Without the level "a", and in another order of columns; one row, no run."""
     new = pd.DataFrame({"ratio": [2e-4], "kind": ["c"], "size": [7e6], "id": [5]})
     new.to_csv(tmp_path / "new.csv", index=False)
     output = tmp_path / "out.csv"
     config = node_config(tmp_path / "new.csv", tmp_path / "state-1")
     config = config.replace("data=", "data-path=")  # the same
-    words = ["label", model.id, "--node-config", config, "--output", str(output)]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(label.__file__, run_name="__main__")
+    assert not refused(model.id, config, output)
     (row,) = rows_of(output)
     table = load(parties[1])
     same = table.X[:, [name == "kind=c" for name in table.columns]].ravel() == 1

@@ -8,16 +8,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import typer
 from check_jsonschema import main as check_jsonschema
-from click.testing import CliRunner
+from click.testing import CliRunner as ClickRunner
 from flwr.cli.build import build_fab_from_disk
 from packaging.metadata import Metadata
+from typer.testing import CliRunner
 
 from benchmarks import release
+from vfl_flower.app.commands.cli import app
 from vfl_flower.app.commands.template import write_app
-from vfl_flower.app.deployment import bundle
-from vfl_flower.app.deployment.bundle import bundle_hash, hash_of, installed_bundle
+from vfl_flower.app.deployment.bundle import hash_of, hash_of_app, installed_bundle
 from vfl_flower.version import __version__
 
 ROOT = Path(__file__).parents[3]
@@ -100,7 +100,7 @@ def test_files_that_others_read_fit_their_schemas():
     ):
         assert files, schema
         words = "--builtin-schema", f"vendor.{schema}", *map(str, files)
-        checked = CliRunner().invoke(check_jsonschema, words)
+        checked = ClickRunner().invoke(check_jsonschema, words)
         assert checked.exit_code == 0, checked.output
 
 
@@ -110,22 +110,19 @@ def test_every_folder_of_the_template_gives_the_installed_bundle(tmp_path):
     for name in ("app", "another-app"):
         write_app(tmp_path / name)
         assert build_fab_from_disk(tmp_path / name) == built
-        assert bundle_hash(tmp_path / name) == its_hash == hash_of(built)
+        assert hash_of_app(tmp_path / name) == its_hash == hash_of(built)
         (tmp_path / name / "client.py").write_text("app = 1\n")
-        assert bundle_hash(tmp_path / name) != its_hash
+        assert hash_of_app(tmp_path / name) != its_hash
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch, Path.exists])
-def test_a_folder_that_is_no_app_is_one_sentence(tmp_path, capsys, make):
+def test_a_folder_that_is_no_app_is_one_sentence(tmp_path, make):
     """Its file is a folder, empty, or not there."""
     make(tmp_path / "pyproject.toml")
-    with pytest.raises(typer.Exit) as ended:
-        bundle.main(tmp_path)
-    assert ended.value.exit_code == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "project" in err
+    ended = CliRunner().invoke(app, ["bundle-hash", str(tmp_path)])
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert ended.stderr.count("\n") == 1
+    assert "project" in ended.stderr
 
 
 def test_a_folder_is_not_written_twice(tmp_path):

@@ -191,7 +191,7 @@ def test_the_command_knows_the_superlink_by_its_authority(folder, monkeypatch):
     made, started = [], []
     monkeypatch.setattr(gate, "make_gate", lambda *given: made.append(given))
     monkeypatch.setattr(uvicorn, "run", lambda app, **how: started.append(how))
-    gate.main(folder, port=8000, superlink=8001, host="127.0.0.2")
+    gate.gate(folder, port=8000, superlink=8001, host="127.0.0.2")
     ((address, context),) = made
     assert address == "https://127.0.0.1:8001"
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)

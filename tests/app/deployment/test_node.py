@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower.app.commands.template import project
 from vfl_flower.app.deployment import executor, node
-from vfl_flower.app.deployment.bundle import bundle_hash, hash_of, installed_bundle
+from vfl_flower.app.deployment.bundle import hash_of, hash_of_app, installed_bundle
 from vfl_flower.app.deployment.certificates import (
     write_certificates,
     write_supernode_key,
@@ -197,7 +197,7 @@ def start(tmp_path):
 
 def test_the_bundle_of_the_installed_package_is_not_even_fetched(start, other):
     """A server that sends other code under its hash: the installed package answers."""
-    link = Link(other, called=bundle_hash())
+    link = Link(other, called=hash_of_app())
     reply = link.ask(start(link), "count")
     assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert reply.error.reason.startswith("ValueError")  # it has no such step

@@ -22,7 +22,7 @@ from flwr.superlink.grid import HttpGrid
 from typer.testing import CliRunner
 
 from vfl_flower.app.deployment import server_executor, serverapps
-from vfl_flower.app.deployment.bundle import bundle_hash
+from vfl_flower.app.deployment.bundle import hash_of_app
 from vfl_flower.app.deployment.federation import server_executor_command
 from vfl_flower.app.deployment.node import PRELOADED, preload
 from vfl_flower.app.deployment.serverapps import (
@@ -59,8 +59,8 @@ def test_the_installed_bundle_alone_is_forked_and_watched(monkeypatch):
     monkeypatch.setattr(serverapps, "tell_end", lambda *given: watched.put(given))
     monkeypatch.setattr(serverapps.PROCESSES, "Process", process)
     monkeypatch.setattr(SubprocessExecutor, "launch", lambda _, spec: new(spec))
-    executor, ours = ForkingExecutor(bundle_hash()), spec(bundle_hash())
-    others = [spec("0" * 64), spec(None), spec(bundle_hash(), TaskType.SIMULATION)]
+    executor, ours = ForkingExecutor(hash_of_app()), spec(hash_of_app())
+    others = [spec("0" * 64), spec(None), spec(hash_of_app(), TaskType.SIMULATION)]
     launched = executor.launch(ours)
     for task in others:
         executor.launch(task)
@@ -81,7 +81,7 @@ def test_a_forked_one_runs_as_flowers_own(
     if certificates:
         path.write_bytes(certificates)
     task = replace(
-        spec(bundle_hash()),
+        spec(hash_of_app()),
         insecure=not certificates,
         root_certificates_path=str(path) if certificates else None,
         suppress_output=suppressed,
@@ -110,7 +110,7 @@ def test_one_that_cannot_start_ends_its_run_alone(monkeypatch):
     process.return_value.start.side_effect = EOFError("unexpected EOF")
     monkeypatch.setattr(serverapps.PROCESSES, "Process", process)
     monkeypatch.setattr(serverapps, "tell", tell)
-    launched = ForkingExecutor(bundle_hash()).launch(task := spec(bundle_hash()))
+    launched = ForkingExecutor(hash_of_app()).launch(task := spec(hash_of_app()))
     assert launched.status == LaunchResultStatus.FAILED
     tell.assert_called_once_with(task, "the ServerApp was killed before it began")
 
@@ -157,10 +157,10 @@ def test_flowers_loop_takes_this_executor(monkeypatch):
     monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "")  # as after the test
     monkeypatch.delenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL")
     serve("127.0.0.1:1", "ca.crt", 7)
-    assert found == [(bundle_hash(), "127.0.0.1:1", False, "ca.crt", 7)]
+    assert found == [(hash_of_app(), "127.0.0.1:1", False, "ca.crt", 7)]
     assert steps == [*PRELOADED, *PRELOADED_TOO, "preloaded", WAIT]
     serve("127.0.0.1:1", None, 7)
-    assert found[1:] == [(bundle_hash(), "127.0.0.1:1", True, None, 7)]
+    assert found[1:] == [(hash_of_app(), "127.0.0.1:1", True, None, 7)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from transcripts import our_steps
 
 import vfl_flower as vf
 from vfl_flower.app.plan import plan as plans
-from vfl_flower.app.plan.learned import table_of_all, who_learns
+from vfl_flower.app.plan.learned import who_learns, who_learns_what
 from vfl_flower.app.plan.plan import _varying, dry_run, extended, plan
 from vfl_flower.app.plan.rehearsal import Shape
 from vfl_flower.party.answering import hello
@@ -319,8 +319,9 @@ def test_a_plan_shows_the_kinds_of_its_requests():
     assert kinds(solver="cg", max_iter=2) == kinds_of_sums
 
 
-def test_the_table_of_all_strategies_has_every_step():
-    table = table_of_all()
+def test_the_table_of_all_strategies_has_every_step(capsys):
+    who_learns_what()
+    table = capsys.readouterr().out
     for name, tasks in ALGORITHMS.items():
         for strategy in tasks:
             section = table.split(f"`{name}`, task `{strategy.task}`:")[1]

@@ -17,19 +17,29 @@ typer.core.HAS_RICH = False  # with it, help has a backslash before each bracket
 
 _COMMANDS = {
     "check": "commands.findings",
-    "run": "commands.runs",
-    "report": "commands.reports",
     "simulate": "commands.simulate",
-    "label": "commands.label",
     "init": "deployment.federation",
     "certificates": "deployment.federation",
     "coordinator": "deployment.federation",
     "party": "deployment.federation",
+    "run": "commands.runs",
     "align": "commands.guard",
-    "journal": "commands.guard",
+    "report": "commands.reports",
     "models": "commands.stored",
+    "label": "commands.label",
+    "journal": "commands.guard",
+    "who-learns-what": "plan.learned",
+    "new-app": "commands.template",
+    "simulate-app": "deployment.flower_run",
+    "bundle-hash": "deployment.bundle",
+    "identity-key": "commands.identity",
+    "supernode": "deployment.executor",
+    "gate": "deployment.gate",
 }
-"""The functions that are commands, and the modules that have them."""
+"""The functions that are commands, and the modules that have them.
+
+First those of a first federation in their order, last those of Flower's own commands.
+"""
 
 
 class _Later(typer.core.TyperCommand):
@@ -43,7 +53,7 @@ class _Later(typer.core.TyperCommand):
         app = getattr(module, "app", None)
         if app is None:
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
-            app.command(cls=Command)(getattr(module, name))
+            app.command(cls=Command)(getattr(module, name.replace("-", "_")))
         return typer.main.get_command(app).make_context(*args, **kwargs)
 
 
@@ -74,13 +84,16 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Run federated learning over split columns or rows, with Flower."""
+    """Run federated learning over split columns or rows, with Flower.
+
+    The commands from new-app on are for use with Flower's own, such as flwr run.
+    """
 
 
 for _name, _module in _COMMANDS.items():
     _file = Path(__file__).parents[1] / f"{_module.replace('.', '/')}.py"
     # The first line of the docstring, without an import of the module.
-    _line = re.compile(rf'(?s)\ndef {_name}\(.*?"""(.+?)(?:"""|\n)')
+    _line = re.compile(rf'(?s)\ndef {_name.replace("-", "_")}\(.*?"""(.+?)(?:"""|\n)')
     _summary = _line.findall(_file.read_text(encoding="utf-8"))[0]
     app.command(_name, cls=_Later, short_help=_summary)(lambda: None)
 

@@ -1,9 +1,4 @@
-"""Print the public key of a party, for the consent of its peers.
-
-The key is made in the party's ``state-dir`` if it is missing::
-
-    python -m vfl_flower.app.commands.identity --state-dir /abs/state --name airline
-"""
+"""The line of a party's public key, for the consent of its peers."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ from typing import Annotated
 import tomli_w
 import typer
 
-from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.party.identity import public_identity
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
 
@@ -33,16 +27,14 @@ def line_for_peers(state_dir: Path, name: str) -> str:
     return tomli_w.dumps({name: public_identity(state_dir)}).strip()
 
 
-@ends_in_a_sentence()
-def main(
+def identity_key(
     state_dir: Annotated[Path, typer.Option(help="As in the party's node config.")],
     name: Annotated[str, typer.Option(help="The party-name of its node config.")],
 ) -> None:
-    """Print the public key of a party, for the consent of its peers."""
+    """Print the public key of a party, for the consent of its peers.
+
+    The key is made in the party's state-dir if it is missing.
+    """
     logging.basicConfig(format="%(message)s")
     typer.echo(line_for_peers(state_dir, name))
     typer.echo(HOW_TO_USE, err=True)
-
-
-if __name__ == "__main__":
-    typer.run(main)

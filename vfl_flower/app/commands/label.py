@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.config import party_source, with_data
 from vfl_flower.app.flwr_internals.config import parse_config_args
 from vfl_flower.data import load_party, read_ids
@@ -17,7 +16,6 @@ from vfl_flower.party.parts import is_model_id, load_part, write_predictions
 from vfl_flower.strategies import algorithms
 
 
-@ends_in_a_sentence()  # for python -m, which has no Command
 def label(
     model: Annotated[str, typer.Argument(help="Id of the model.")],
     node_config: Annotated[
@@ -72,7 +70,3 @@ def _model_class(algorithm: str) -> type[Model]:
             if algorithm in {step.algorithm for step in strategy.steps}:
                 return strategy.model_class
     raise ValueError(f"the part is of a model of {algorithm!r}, which is not installed")
-
-
-if __name__ == "__main__":
-    typer.run(label)

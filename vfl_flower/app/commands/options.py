@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -92,27 +91,20 @@ def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | 
     return {"data": absolute(data), **chosen}
 
 
-@contextmanager
-def ends_in_a_sentence() -> Iterator[None]:
-    """End a command that fails with 1, and a sentence that says why."""
-    try:
-        yield
-    except typer.Exit:  # a RuntimeError too
-        raise
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except (OSError, PartyError, RuntimeError, ValueError, sqlite3.Error) as error:
-        typer.echo(reason_of(error), err=True)
-        raise typer.Exit(1) from None
-
-
 class Command(typer.core.TyperCommand):
-    """A command that ends in a sentence."""
+    """A command that, if it fails, ends with 1 and a sentence that says why."""
 
-    @ends_in_a_sentence()
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except typer.Exit:  # a RuntimeError too
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except (OSError, PartyError, RuntimeError, ValueError, sqlite3.Error) as error:
+            typer.echo(reason_of(error), err=True)
+            raise typer.Exit(1) from None
 
 
 def reason_of(error: Exception) -> str:

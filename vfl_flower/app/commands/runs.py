@@ -200,7 +200,7 @@ def start(
     Raises RunFailed if the run was refused, failed, or was stopped, and ValueError if
     there is no such connection.
     """
-    from vfl_flower.app.deployment.bundle import bundle_hash  # imports flwr.cli
+    from vfl_flower.app.deployment.bundle import hash_of_app  # imports flwr.cli
 
     name = connection_of(connection, federation)
     home = os.environ.get("FLWR_HOME", "")
@@ -210,7 +210,7 @@ def start(
     def started(run_id: str) -> None:
         run_ids.append(run_id)
         print(
-            f"run {run_id}, bundle {bundle_hash()[:16]}. It continues if this command "
+            f"run {run_id}, bundle {hash_of_app()[:16]}. It continues if this command "
             f"ends; to stop it:\n    {where}flwr stop {run_id} {name}",
             flush=True,
         )

@@ -1,8 +1,7 @@
 """A Flower app that runs the installed package, for work outside a checkout.
 
-``python -m vfl_flower.app.commands.template my-app`` writes it for
-``flwr run my-app CONNECTION --stream``. Without a connection, Flower simulates the
-SuperNodes, which needs Ray.
+``vfl-flower new-app my-app`` writes it for ``flwr run my-app CONNECTION --stream``.
+Without a connection, Flower simulates the SuperNodes, which needs Ray.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
@@ -52,14 +50,9 @@ def write_app(folder: Path) -> Path:
     return target
 
 
-@ends_in_a_sentence()
-def main(
+def new_app(
     folder: Annotated[Path, typer.Argument(help="Folder of the new app.")],
 ) -> None:
     """Write a Flower app that runs the installed package."""
     command = f"flwr run {folder} CONNECTION"
     typer.echo(f"{write_app(folder)} is written; run it with {command}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

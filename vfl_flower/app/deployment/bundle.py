@@ -2,9 +2,7 @@
 
 ``flwr run`` packs a folder into a bundle (Flower calls it a FAB), which is known by its
 SHA-256. The same version of this package gives the same bundle everywhere, so that a
-party knows its hash without having seen it::
-
-    python -m vfl_flower.app.deployment.bundle [FOLDER OF ANOTHER APP]
+party knows its hash without having seen it.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.commands.template import project
 from vfl_flower.app.flwr_internals import bundles
 
@@ -26,7 +23,7 @@ def installed_bundle() -> tuple[bytes, str]:
     return bundle, hash_of(bundle)
 
 
-def bundle_hash(folder: Path | None = None) -> str:
+def hash_of_app(folder: Path | None = None) -> str:
     """Return the hash of a folder's bundle, or of the installed package's app."""
     built = bundles.build_fab_from_disk(folder) if folder else installed_bundle()[0]
     return hash_of(built)
@@ -37,15 +34,10 @@ def hash_of(bundle: bytes) -> str:
     return hashlib.sha256(bundle).hexdigest()
 
 
-@ends_in_a_sentence()
-def main(
+def bundle_hash(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder of an app; default: the installed.")
     ] = None,
 ) -> None:
-    """Print the hash of a bundle, as a party pins it."""
-    typer.echo(bundle_hash(folder))
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    """Print the hash of an app's bundle, which --bundle takes."""
+    typer.echo(hash_of_app(folder))

@@ -1,10 +1,4 @@
-r"""Start the SuperNode of a party so that it runs the package which is installed there.
-
-The options are those of ``flower-supernode``::
-
-    python -m vfl_flower.app.deployment.executor --superlink HOST:443 \
-        --root-certificates ca.crt --auth-supernode-private-key airline.key \
-        --node-config 'data="/data/a.csv" ...'
+"""Start the SuperNode of a party so that it runs the package which is installed there.
 
 It calls internal functions of Flower (:mod:`vfl_flower.app.flwr_internals`); where the
 installed flwr has others, nothing starts.
@@ -31,7 +25,7 @@ app = typer.Typer(add_completion=False)
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )
-def main(
+def supernode(
     context: typer.Context,
     bundle: Annotated[
         list[str] | None,

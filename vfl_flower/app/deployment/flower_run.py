@@ -2,11 +2,7 @@
 
 The exit code of ``flwr run`` says that a run was submitted, not that it succeeded, and
 the SuperLink that it starts for a simulation stays behind. :func:`run` raises an error
-with the reason for a run that failed, and ends every process that it started. The
-command takes a Flower project and the keys of its run config (docs/settings.md has
-those of this package)::
-
-    python -m vfl_flower.app.deployment.flower_run --num-supernodes 3
+with the reason for a run that failed, and ends every process that it started.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ import click
 import tomli_w
 import typer
 
-from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.deployment.certificates import AUTHORITY, CERTIFICATE
 from vfl_flower.app.deployment.processes import (
     COLOR,
@@ -316,22 +311,17 @@ def _check_keys(project: Path, keys: Iterable[str]) -> None:
             raise ValueError(f"run config has no key {key!r}{hint}")
 
 
-@ends_in_a_sentence()
-def main(
-    app_dir: Annotated[str, typer.Argument(help="Project folder.")] = ".",
+def simulate_app(
+    app_dir: Annotated[str, typer.Argument(help="Folder of the app.")] = ".",
     num_supernodes: Annotated[int, typer.Option(help="SuperNodes to simulate.")] = 2,
     run_config: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE pairs or a TOML file; a later one wins."),
     ] = None,
 ) -> None:
-    """Simulate a Flower project, show its log, and fail if the run fails."""
+    """Run a Flower app on SuperNodes that Ray simulates; fail if the run fails."""
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, lambda number, _: sys.exit(128 + number))
     config = read_run_config(app_dir, run_config or [])
     outcome = run(app_dir, config, num_supernodes)
     typer.echo(f"Run {outcome.run_id} is {outcome.status}.")
-
-
-if __name__ == "__main__":
-    typer.run(main)

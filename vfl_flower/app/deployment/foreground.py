@@ -112,12 +112,17 @@ def until_ended(home: Path) -> Iterator[Shown]:
         typer.echo("ended")
 
 
-def unit(what: str, command: Sequence[str]) -> str:
-    """Return a systemd unit that runs a command of ``vfl-flower``."""
+def program() -> list[str]:
+    """Return how the program ``vfl-flower`` of this Python starts."""
     script = Path(sys.executable).with_name("vfl-flower")
     # `pip install --user` puts the script into another folder.
     module = [sys.executable, "-m", "vfl_flower.app.commands.cli"]
-    words = [*([str(script)] if script.exists() else module), *command]
+    return [str(script)] if script.exists() else module
+
+
+def unit(what: str, command: Sequence[str]) -> str:
+    """Return a systemd unit that runs a command of ``vfl-flower``."""
+    words = [*program(), *command]
     return f"""\
 [Unit]
 Description={what.replace("%", "%%")}

@@ -1,12 +1,9 @@
-r"""The gate of a SuperLink: it forwards what SuperNodes ask for, and nothing else.
+"""The gate of a SuperLink: it forwards what SuperNodes ask for, and nothing else.
 
 A SuperLink serves SuperNodes, ``flwr`` and its own processes on one port, and
 authenticates only SuperNodes. So it listens on its own machine alone, and the
 SuperNodes of other machines reach it through this gate, as through the reverse proxy of
-docs/deploy.md::
-
-    python -m vfl_flower.app.deployment.gate /srv/federation \
-        --port 8000 --superlink 8001
+docs/deploy.md.
 """
 
 from __future__ import annotations
@@ -76,13 +73,13 @@ def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
     return Starlette(routes=routes, lifespan=closing)
 
 
-def main(
+def gate(
     folder: Annotated[Path, typer.Argument(help="Folder of the certificates.")],
     port: Annotated[int, typer.Option(help="Port for SuperNodes.")],
     superlink: Annotated[int, typer.Option(help="Port of the SuperLink.")],
     host: Annotated[str, typer.Option(help="Address for SuperNodes.")] = "0.0.0.0",
 ) -> None:
-    """Hand on to the SuperLink of this machine what SuperNodes ask for."""
+    """Forward what SuperNodes ask for, and nothing else, to a SuperLink."""
     context = ssl.create_default_context(cafile=folder / AUTHORITY)
     uvicorn.run(
         make_gate(f"https://127.0.0.1:{superlink}", context),
@@ -97,5 +94,5 @@ def main(
     )
 
 
-if __name__ == "__main__":
-    typer.run(main)
+if __name__ == "__main__":  # without what the other commands import
+    typer.run(gate)

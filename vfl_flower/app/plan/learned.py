@@ -1,9 +1,4 @@
-"""Who learns what, from the declarations of the steps.
-
-This prints it for every strategy, as Markdown::
-
-    python -m vfl_flower.app.plan.learned
-"""
+"""Who learns what, from the declarations of the steps."""
 
 from __future__ import annotations
 
@@ -115,15 +110,11 @@ def table_of(rows: Iterable[Learned]) -> str:
     return table(HEADER, map(cells, rows))
 
 
-def table_of_all() -> str:
-    """Return who learns what from every task of every strategy, as Markdown."""
+def who_learns_what() -> None:
+    """Print who learns what from every task of every strategy, as Markdown."""
     parts = ["Every run:", table_of(who_learns([hello]))]
     for name, tasks in ALGORITHMS.items():
         for strategy in tasks:
             title = f"`{name}`, task `{strategy.task}`:"
             parts += [title, table_of(who_learns(strategy.steps))]
-    return "\n\n".join(parts)
-
-
-if __name__ == "__main__":
-    print(table_of_all())
+    print("\n\n".join(parts))
