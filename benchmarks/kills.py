@@ -130,7 +130,7 @@ ASKED = re.compile(r"\[RUN (\d+)\] Receiving: train\.(\w+) message")
 
 DYING = """
 import os, signal, sys
-if "vfl_flower.app.deployment.executor" in sys.orig_argv:
+if "supernode" in sys.orig_argv[2:4]:
     from functools import wraps
     from flwr.supercore.inflatable import inflatable_utils as utils
     push = utils.push_objects

@@ -27,6 +27,7 @@ from statistics import median
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.deployment.bundle import hash_of_app
 from vfl_flower.app.deployment.flower_run import CONNECTION, start_superlink, submit
+from vfl_flower.app.deployment.foreground import program
 from vfl_flower.app.deployment.processes import (
     START,
     Processes,
@@ -122,12 +123,10 @@ class Deployment:
         if not forks:
             start_supernodes(processes, start_superlink(processes), nodes)
             return
-        python = [sys.executable, "-m"]
         port = start_superlink(processes, "--isolation=process")
-        serverapps = [*python, "vfl_flower.app.deployment.server_executor"]
+        serverapps = [sys.executable, "-m", "vfl_flower.app.deployment.server_executor"]
         processes.start("serverapps", *serverapps, f"--superlink=127.0.0.1:{port}")
-        command = [*python, "vfl_flower.app.deployment.executor"]
-        command += ["--bundle", hash_of_app(EMPTY)]
+        command = [*program(), "supernode", "--bundle", hash_of_app(EMPTY)]
         start_supernodes(processes, port, nodes, command)
 
     def empty(self) -> float:

@@ -115,7 +115,7 @@ def test_init_writes_what_flower_and_the_package_read(airline, place):
     assert modes(airline / "state") == {"identity.pem": 0o600}
 
     words = deployed.supernode_command(airline, "link.example:8000", place / "ca.crt")
-    args = _parse_args_run_supernode().parse_args(words[len(deployed.SUPERNODE) + 1 :])
+    args = _parse_args_run_supernode().parse_args(words[words.index("supernode") + 1 :])
     config = parse_config_args([args.node_config])  # as flower-supernode reads it
     source = party_source(config, {})
     assert (source.data, source.index) == (str(place / "a b.csv"), None)

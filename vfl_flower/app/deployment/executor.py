@@ -61,7 +61,3 @@ def supernode(
         reason = str(interrupt.__context__)
         sys.exit(reason if "401 Unauthorized" in reason else 0)
     sys.exit("the connection to the SuperLink has ended")
-
-
-if __name__ == "__main__":
-    app()

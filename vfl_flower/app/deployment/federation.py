@@ -38,7 +38,7 @@ from vfl_flower.app.deployment.certificates import (
     write_certificates,
 )
 from vfl_flower.app.deployment.flower_run import wait_for_superlink
-from vfl_flower.app.deployment.foreground import Shown, unit, until_ended
+from vfl_flower.app.deployment.foreground import Shown, program, unit, until_ended
 from vfl_flower.app.deployment.link_state import forget_messages, take_up
 from vfl_flower.app.deployment.party_folder import (
     CONSENT,
@@ -337,10 +337,6 @@ def _check_free(host: str, port: int) -> None:
             ) from None
 
 
-SUPERNODE = (sys.executable, "-m", "vfl_flower.app.deployment.executor")
-"""The program of a SuperNode, which takes the options of ``flower-supernode``."""
-
-
 def supernode_command(
     folder: Path,
     superlink: str,
@@ -350,7 +346,8 @@ def supernode_command(
 ) -> list[str]:
     """Return the command of a party's SuperNode, with the folder's node config."""
     return [
-        *SUPERNODE,
+        *program(),
+        "supernode",
         *(f"--bundle={digest}" for digest in bundles),
         f"--superlink={superlink}",
         f"--root-certificates={ca}",
