@@ -18,7 +18,6 @@ from vfl_flower.app.deployment.certificates import (
     write_supernode_key,
 )
 from vfl_flower.app.deployment.flower_run import CONNECTION, submit, wait_for_superlink
-from vfl_flower.app.deployment.foreground import program
 from vfl_flower.app.deployment.processes import (
     COLOR,
     START,
