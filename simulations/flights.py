@@ -1,6 +1,6 @@
-"""What the parties of the flights demo could do alone, beside the model of its run.
+"""The error of each party of the flights demo alone, beside that of the demo's run.
 
-The demo has the files of all parties on one machine, so it can compare what no run may:
+The demo has the files of all parties on one machine, so it compares what no run can:
 least squares on the columns of each party, as if it had the labels, and on all columns
 in one place. The rows for training and those held out are those of the run::
 
@@ -27,16 +27,15 @@ from vfl_flower.numerics.split import split_rows
 from vfl_flower.typing import Array
 
 TEXT = (
-    "All are linear models, judged by the same rows held out. The party with the "
-    "labels can train alone, on its own columns; the others cannot, and what their "
-    "columns would give was computed with labels that they do not have. Pooled: the "
-    "same on all columns and all rows of training in one place, where nothing is "
-    "protected."
+    "All are linear models, judged by the same rows held out. Alone, only the label "
+    "holder can train a model, on its own columns; the models of other parties' "
+    "columns use labels that these parties do not have. Pooled: trained on all columns "
+    "and all training rows in one place, without any protection."
 )
 
 
 def losses(tables: Mapping[str, Array], y: Array, train: Array, test: Array) -> Any:
-    """Return the mean squared errors on the rows held out, by what each model has."""
+    """Return the mean squared errors on the rows held out, by model."""
 
     def loss(*names: str) -> float:
         X = np.column_stack([np.ones(len(y)), *(tables[name] for name in names)])
@@ -55,7 +54,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="The folder of the party files.")],
     runs: Annotated[Path, typer.Argument(help="The folder of the demo's runs.")],
 ) -> None:
-    """Put the errors of parties alone into the report of the last run, and print it."""
+    """Add question, unit and errors of parties alone to the last run's report."""
     run = find_run("", runs)
     record = read_result(run)
     result = next(iter(record["results"].values()))
@@ -71,6 +70,7 @@ def main(
         {name: table.to_numpy(np.float64) for name, table in tables.items()},
         *(y, train, test),
     )
+    result["question"], result["unit"] = "How late will a flight arrive?", "minutes"
     result["beside"] = {"test_loss": beside, "text": TEXT}
     write_text(run / RESULT, json.dumps(record, indent=1))
     typer.echo(f"\nmean squared error in minutes^2, {len(test):,} flights held out:")

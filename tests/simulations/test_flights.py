@@ -141,3 +141,5 @@ def test_the_report_of_the_last_run_gets_the_errors(tmp_path, capsys):
     assert "600 flights held out" in capsys.readouterr().out
     page = (run / "report.html").read_text()
     assert page.count("Beside each party alone") == 1
+    assert "<h1>How late will a flight arrive?</h1>" in page
+    assert "Typical errors of other models: pooled " in page

@@ -200,7 +200,7 @@ class ProtocolStrategy(Strategy):
     labelled: ClassVar[bool] = False  # whether it learns from labels
     numeric: ClassVar[bool] = False  # whether these must be numbers, in any case
     question: ClassVar[str] = ""
-    """What somebody asks who runs it, as a sentence: the title of its report."""
+    """The title of its report; "{label}" stands for the name of the label's column."""
     explained: ClassVar[Mapping[str, Metric]] = {}  # what its metrics mean, by name
     _watch: ClassVar[Watch | None] = None
 

@@ -55,7 +55,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
     """Predictions of rows that one party opens; see its subclasses."""
 
     task = "predict"
-    question = "What does a trained model predict for new rows?"
+    question = "What does the model predict for new rows?"
     explained = OF_NEW_ROWS
     evaluates: ClassVar[bool] = False
     """Whether the predictions are judged, and not kept."""

@@ -62,7 +62,7 @@ class Removal(ModelTask):
     """
 
     task = "remove"
-    question = "Is a model removed at all parties?"
+    question = "Have all parties removed the model?"
     explained: ClassVar[Mapping[str, Metric]] = {
         "parties": Metric("Parties", "Parties that were asked.", kind="count"),
         "removed": Metric(

@@ -14,7 +14,7 @@ from vfl_flower.strategies import ALGORITHMS
 
 
 class Learned(NamedTuple):
-    """What somebody learns from a step, in words."""
+    """Who learns which values from a step, in words."""
 
     step: str
     values: tuple[str, ...]
@@ -36,9 +36,9 @@ _LEAVES = {
     "next": ("encrypted for the next party", "the next party; not the server"),
     "private": ("encrypted for one party", "the party that it is for; not the server"),
 }
-BY_SERVER = "told by the server"
+BY_SERVER = "sent by the server"
 HEADER = ("step", "what", "how", "who learns it", "kinds of consent")
-_TOLD = {
+_SENT = {
     "common": (BY_SERVER, "the parties"),
     "own": (BY_SERVER, "each party, of its own"),
 }
@@ -49,8 +49,8 @@ def who_learns(
 ) -> list[Learned]:
     """Return who learns what from steps, by their declarations.
 
-    What the server only passes on to parties is left out. With `seen`, which has what
-    was sent by action, only that is returned.
+    Values that the server forwards between parties are left out. With `seen`, the
+    values that a run has sent by action, only these are returned.
     """
     rows = []
     for step in steps:
@@ -63,7 +63,7 @@ def who_learns(
             kinds = in_order(of_step.kinds)
         for fields, ways, sent, what in (
             (step.contract.reply, _LEAVES, of_step.reply, kinds),
-            (step.contract.request, _TOLD, of_step.request, ()),
+            (step.contract.request, _SENT, of_step.request, ()),
         ):
             groups: dict[str, list[str]] = {}
             for name, declared in fields.items():
@@ -85,7 +85,7 @@ def _conditional(kind: Kind, when: str) -> str:
 
 
 def _way(declared: Field, ways: Mapping[str, Any]) -> str:
-    """Return how a value travels; for an input that others have sent, nothing."""
+    """Return how a value travels; "" for an input from other parties."""
     if ways is _LEAVES:
         return declared.leaves.how if declared.leaves else "clear"
     if declared.leaves:
@@ -100,7 +100,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cells(row: Learned) -> list[str]:
-    """Return the cells of a row of a table, as :data:`HEADER` names them."""
+    """Return the cells of a row of a table, below :data:`HEADER`."""
     values = ", ".join(f"`{value}`" for value in row.values)
     return [f"`{row.step}`", values, row.how, row.who, ", ".join(row.kinds)]
 

@@ -1,7 +1,7 @@
-"""How a report's figures are drawn: their look, their files, and parts of them.
+"""How a report's figures are drawn, and made into files.
 
-The same numbers give the same bytes. Matplotlib draws without its global state. Text
-stays text in the SVG, so that it can be read aloud, searched and set in another font.
+The same numbers give the same bytes. Matplotlib draws without its global state. The
+SVG has its text as text, which can be read aloud, searched and set in another font.
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-INK, MUTED, GRID = "#1f2933", "#56616c", "#d5dbe1"
+INK, MUTED, GRID, PAPER = "#1f2933", "#56616c", "#d5dbe1", "#ffffff"
 FIRST, SECOND, THIRD = "#1d5fa6", "#b3540b", "#7b8794"
-PAPER = "#ffffff"
-COLORS = {
-    **{INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"},
-    **{FIRST: "--first", SECOND: "--second", THIRD: "--third"},
-}
-"""The colours that figures have, on white, and the page's names of them."""
+COLORS = {INK: "ink", GRID: "grid", PAPER: "paper", FIRST: "first", THIRD: "third"}
+"""The colours of a report's figures, on white, and their names in the page."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +33,22 @@ class Figure:
     text: str
     """What it shows and how to read it."""
     alt: str
-    """What can be seen in it, in words."""
+    """A description, for those who cannot see it."""
     svg: bytes
     png: bytes
 
     @property
     def inline(self) -> str:
-        """The SVG for a page, whose style sets the colours."""
+        """The SVG for a page, whose style defines the colours."""
         text = self.svg.decode()
         for color, name in COLORS.items():
-            text = text.replace(color, f"var({name})")
-        # A parser of HTML knows the namespace by the element.
+            text = text.replace(color, f"var(--{name})")
+        # HTML knows the namespace from the element.
         return re.sub(' xmlns="[^"]*"', "", text, count=1)
 
 
 SQUARE = {"width": 4.6, "height": 4.2}
-"""Inches of a figure beside which another one stands."""
+"""Inches of a figure that has another one beside it."""
 
 _STYLE: Any = {
     "axes.edgecolor": GRID,
@@ -90,7 +86,7 @@ def make_figure(
     width: float = 6.8,
     height: float = 3.4,
 ) -> Figure:
-    """Return a figure that a function draws, of a width and a height in inches."""
+    """Return a figure that `draw` draws; width and height are in inches."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -98,7 +94,7 @@ def make_figure(
     svg, png = io.BytesIO(), io.BytesIO()
     nothing = dict.fromkeys(["Creator", "Date", "Format", "Type"])
     unique_ids = {"svg.hashsalt": name}  # in a page of several figures
-    # A letter that the font lacks: the page has the name, in fonts of the reader.
+    # Warnings of letters that the font lacks: the page uses fonts of the reader.
     with rc_context(_STYLE | unique_ids), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+")
         canvas = Canvas(figsize=(width, height), layout="constrained")
@@ -111,7 +107,7 @@ def make_figure(
 
 
 def _tidied(svg: str, alt: str) -> str:
-    """Return an SVG as an element of a page, with a text in place of the picture."""
+    """Return an SVG as an element of a page, with a description."""
     svg = svg[svg.index("<svg ") :].replace("<use xlink:href=", "<use href=")
     svg = re.sub('<g id="[^"]*"', "<g", svg)  # every figure has the same
     label = escape(alt, {'"': "&quot;"})
@@ -121,17 +117,17 @@ def _tidied(svg: str, alt: str) -> str:
         svg,
         count=1,
     )
-    assert replaced, "Matplotlib writes the size of an SVG otherwise"
+    assert replaced, "Matplotlib writes the size of an SVG in another way"
     return svg
 
 
 def diagonal(axes: Axes, meaning: str, place: float = 0.0) -> None:
-    """Draw the line of equal coordinates by a place on it, and say what it means."""
+    """Draw the line of equal coordinates through a place, with a legend."""
     axes.axline((place, place), slope=1, color=THIRD, linestyle="--", label=meaning)
     axes.legend(frameon=False)
 
 
 def unit_square(axes: Axes, meaning: str) -> None:
-    """Show all from 0 to 1, in both directions alike, and what the diagonal means."""
+    """Show 0 to 1 in both directions, and the diagonal with a legend."""
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
     diagonal(axes, meaning)

@@ -1,4 +1,4 @@
-"""What the figures of a report show: each is made from what ``result.json`` has."""
+"""The figures of a report, from the content of ``result.json``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return the figures that fit the results of a run, the first one foremost.
-
-    Without the extra ``report`` there are none.
-    """
+    """Return the figures of a run's first result; none without the extra ``report``."""
     if reason_missing("matplotlib"):
         return []
     first = next(iter(results.values()))
@@ -46,7 +43,7 @@ def last(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def finite(value: object) -> bool:
-    """Return whether a value is a number that is neither infinite nor NaN."""
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -55,10 +52,10 @@ def _arrays(curves: Mapping[str, Sequence[float]], *names: str) -> list[Array]:
 
 
 def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
-    """ROC and calibration, from bins of the rows held out in the order of scores."""
+    """Return ROC and calibration, from bins of held-out rows in order of scores."""
     if not {"rows", "positives"} <= curves.keys():
         return []
-    # Without probabilities there is no score, and the bins still have their order.
+    # Bins have an order even without probabilities, and so without scores.
     rows, positives, score = _arrays(curves, "rows", "positives", "score")
     if not 0 < positives.sum() < rows.sum():
         return []
@@ -84,12 +81,12 @@ def _roc(rows: Array, positives: Array) -> Figure:
     return make_figure(
         "roc",
         "How well it separates the classes",
-        "Each point is a threshold: rows with a higher score count as positive. Up: "
-        "how many of the positive rows are found; to the right: how many of the others "
-        "are false alarms. The nearer to the upper left corner, the better; the dashed "
-        "line is guessing.",
+        "Each point is a threshold above which rows count as positive. Up: how many of "
+        "the positive rows are found; to the right: how many of the others are false "
+        "alarms. The nearer to the upper left corner, the better; the dashed line is "
+        "guessing.",
         f"ROC curve of {int(rows.sum()):,} rows held out in {len(rows)} groups, with "
-        f"an area of about {area:.2f}; the line of guessing has 0.5.",
+        f"an area of about {area:.2f}; guessing has 0.5.",
         draw,
         **SQUARE,
     )
@@ -113,10 +110,10 @@ def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
         "calibration",
         "Whether its probabilities are right",
         "Each point is a group of rows with similar probabilities. On the dashed line "
-        "as many rows are positive as predicted; below it the model promises too much. "
-        "Bars span two standard errors.",
-        f"Predicted probabilities against what happened, in {len(score)} groups of "
-        f"rows; the largest difference is at {score[worst]:.2f}, where "
+        "as many rows are positive as predicted, below it fewer. Bars span two "
+        "standard errors.",
+        f"Predicted probabilities against shares of positive rows, in {len(score)} "
+        f"groups; the largest difference is at {score[worst]:.2f}, where "
         f"{share[worst]:.2f} of the rows are positive.",
         draw,
         **SQUARE,
@@ -124,7 +121,7 @@ def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
 
 
 def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
-    """Predicted against true, in bins of rows in the order of their predictions."""
+    """Return predicted against true, in bins of rows in order of predictions."""
     if not {"predicted", "true", "true_sd", "rows"} <= curves.keys():
         return None
     predicted, true, spread, rows = _arrays(
@@ -147,10 +144,9 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
     return make_figure(
         "predicted-true",
         "Predicted against true",
-        "Each point is a group of rows held out with similar predictions, at the mean "
-        "of what was predicted and of what is true. On the dashed line the model is "
-        "right on the mean; the band is one standard deviation of the truth within a "
-        "group: how far single rows are off.",
+        "Each point is a group of rows held out with similar predictions, at their "
+        "mean prediction and mean label. On the dashed line both are equal; the band "
+        "is one standard deviation of the labels within a group.",
         f"Mean truth against mean prediction in {len(rows)} groups of "
         f"{int(rows.sum()):,} rows, from {predicted.min():.3g} to "
         f"{predicted.max():.3g}; the largest difference of the means is at "
@@ -184,14 +180,14 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
 
     what = "The area of a circle is the number of rows of its cluster."
     if not known:
-        what = "The numbers of rows are not known to the server, so all are alike."
+        what = "Numbers of rows are not known to the server: all circles are equal."
     sizes = f" of {int(rows.min()):,} to {int(rows.max()):,} rows" if known else ""
     return make_figure(
         "clusters",
         "Where the clusters are",
-        "The centres, seen in the two directions in which they differ most, as far as "
-        f"the model alone determines. {what} Near circles are like clusters; the "
-        f"picture shows {sum(shares):.0%} of how the centres differ, and no row.",
+        f"The centres in the two directions in which they differ most. {what} Near "
+        f"circles are similar clusters; the picture shows {sum(shares):.0%} of how the "
+        "centres differ, and no row.",
         f"{len(x)} clusters{sizes} in two directions, which show {sum(shares):.0%} of "
         "how their centres differ.",
         draw,
@@ -200,7 +196,7 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
 
 
 def _progress(result: Mapping[str, Any]) -> Figure | None:
-    """Return how far an iterative solver was, by the bytes that it had cost."""
+    """Return the progress of an iterative solver, by the bytes sent."""
     traces = {
         name: trace
         for name, trace in (result.get("traces") or {}).items()
@@ -238,9 +234,9 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
     return make_figure(
         "progress",
         "What each step of the solver gained",
-        "One point for each step, at the bytes that had been sent by then in both "
-        "directions. Where the line is flat, further steps gained little for their "
-        "bytes. Steps that send nothing are counted instead.",
+        "One point for each step, at the bytes sent until then in both directions. "
+        "Where the line is flat, further steps gained little for their bytes. Steps "
+        "that send nothing are counted instead.",
         f"{ends}.",
         draw,
         height=3.1,

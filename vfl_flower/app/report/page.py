@@ -1,6 +1,6 @@
-"""The page of a run: one HTML file that asks nothing of any other place.
+"""The page of a run: one HTML file that loads nothing.
 
-Whatever comes from a run is escaped, and the page allows no script.
+Text from a run is escaped, and the page runs no script.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vfl_flower.app.extras import reason_missing
+from vfl_flower.app.plan.learned import BY_SERVER
 from vfl_flower.app.report.drawing import Figure
 from vfl_flower.app.report.figures import finite, last
 from vfl_flower.app.report.page_template import STYLE, TEMPLATE
@@ -17,46 +18,45 @@ from vfl_flower.app.report.units import duration, size
 from vfl_flower.server.metrics import OF_SPREAD, SPREAD
 
 MOST_PARTIES = 40
-"""Most parties of a table; the others are added up in one more line."""
+"""Most parties of a table; its last line is the sum of the others."""
 
 MOST_OF_TEXT = 400
-"""Most characters of a setting, a name or a warning; ``result.json`` has the whole."""
+"""Most characters of a setting, name or warning; ``result.json`` has all of it."""
 
 UNEXPLAINED = "The strategy does not say what this number means."
 
 COSTS = {
     "Round trips": (
         "round_trips",
-        "How often the server asked and waited for all answers. In a real deployment "
+        "Requests of the server, each with the replies of all parties. On SuperNodes "
         "each takes a second or more, whatever its size.",
     ),
-    "Bytes from all parties": ("bytes_up", "What all parties together sent."),
-    "Bytes to all parties": ("bytes_down", "What the server sent to all of them."),
-    "Time waited": (
-        "seconds_waited",
-        "How long the server waited for answers, of all the run.",
-    ),
-    "Time computed by parties": (
-        "seconds_computed",
-        "The parties' own computing, added up over the parties.",
-    ),
-    "Bytes to evaluate": (
-        "evaluation_bytes_up",
-        "Of the bytes from all parties, those of steps that only judge the model.",
-    ),
-    "Time in all": (
-        "seconds",
-        "From the start to the end at the server; what is not waited for parties is "
-        "the server's own computing.",
-    ),
+    "Bytes from all parties": ("bytes_up", "Sent by all parties together."),
+    "Bytes to all parties": ("bytes_down", "Sent by the server to all parties."),
+    "Time waited": ("seconds_waited", "Time in which the server waited for replies."),
+    "Time computed by parties": ("seconds_computed", "Sum over all parties."),
+    "Bytes to evaluate": ("evaluation_bytes_up", "Sent by parties to test the model."),
+    "Time in all": ("seconds", "At the server: for replies, and its own computing."),
 }
-"""What a result and its ledger count, and what it means."""
+"""Titles of costs, with their keys in a result or its ledger, and their meanings."""
 
-DOING = ("computing", "sending and starting", "waiting for others")
-"""What a party's time goes into."""
+COMPARED = {
+    "test_error": "Wrong classes of",
+    "explained": "Spread explained by",
+    "test_loss": "Typical errors of",
+}
+"""Metrics that compare models: the first one of a result is shown."""
+
+LEARNED = {
+    "in the clear": "The server learned names, sizes and values of single parties.",
+    "under a mask": "The server learned sums over all parties.",
+    "under a mask and a pad": "Parties learned sums that the server cannot read.",
+    "encrypted": "Parties learned values that other parties encrypted for them.",
+}
+"""Who learned what, by the first words of how values travelled."""
 
 TOGETHER = "all parties, nothing pooled"
-"""The model of a run, beside those of parties alone."""
+"""The model of a run, among models of single parties."""
 
 WORDS = {
     "Party": "An organisation that takes part with data of its own.",
@@ -91,7 +91,6 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         results=results,
         name=name,
         first=first,
-        several=len(results) > 1,
         short=in_short(results),
         warnings=warnings_of(results),
         metrics=metrics_of(results),
@@ -102,101 +101,122 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         parties=list(_parties(first)),
         steps=list(_steps(first)),
         learned=_learned(first["learned"]),
-        doing=DOING,
         words=WORDS,
     )
 
 
 def warnings_of(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return why results may be worse than they should be, each by its result."""
+    """Return warnings about results, each with the name of its result."""
     return [(name, text) for name, r in results.items() for text in r["warnings"]]
 
 
 def cut(text: object) -> str:
-    """Return a text, or its beginning where it is long."""
+    """Return a text, shortened if it is long."""
     whole = str(text)
     return whole if len(whole) <= MOST_OF_TEXT else f"{whole[:MOST_OF_TEXT]}…"
 
 
 def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what a run has come to, in a few sentences: the first result's."""
+    """Return a run in a few sentences, the answer of its first result foremost."""
     first = next(iter(results.values()))
     ledger = first["ledger"]
-    times = "round trip" if ledger["round_trips"] == 1 else "round trips"
     cost = (
         f"The run took {duration(first['seconds'])} and {ledger['round_trips']:,} "
-        f"{times}; the parties sent {size(ledger['bytes_up'])} and received "
+        f"round trips; the parties sent {size(ledger['bytes_up'])} and received "
         f"{size(ledger['bytes_down'])}."
     )
-    if first["kinds"]:
-        meanings = "; ".join(first["kinds"].values())
-        left = f"Beyond sums over all parties, this left a party: {meanings}."
-    else:
-        left = (
-            "Nothing left a party that its consent has to allow: only names, sizes, "
-            "sums over all parties and encrypted values."
-        )
     note = [f"{first['note'][0].upper()}{first['note'][1:]}."] if first["note"] else []
-    return [_who(first), *verdicts(last(first)), *note, cost, left]
+    unit = first.get("unit") or f"(in the unit of {first.get('label', 'the label')})"
+    good = [*verdicts(last(first), cut(unit)), *_compared(results)]
+    return [*good, *note, _who(first), *_who_learned(results), cost]
+
+
+def _compared(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return how other models do: those of other results, and of parties alone."""
+    first, *others = results
+    for metric, what in COMPARED.items():
+        models = {name: last(results[name]).get(metric, -1) for name in others}
+        models |= results[first].get("beside", {}).get(metric, {})
+        shown = [
+            f"{cut(name)} {_error(value, metric)}"
+            for name, value in models.items()
+            if finite(value) and value >= 0
+        ]
+        if shown and metric in last(results[first]):
+            return [f"{what} other models: {'; '.join(shown)}."]
+    return []
 
 
 def _who(result: Mapping[str, Any]) -> str:
+    """Return who took part, and what they held."""
     parties = result["parties"]
     names = ", ".join(cut(party["name"]) for party in parties[:6])
     more = f" and {len(parties) - 6} more" if len(parties) > 6 else ""
-    count = "1 party" if len(parties) == 1 else f"{len(parties)} parties"
-    text = f"{count} took part: {names}{more}. "
     columns = [party["columns"] for party in parties]
     rows = [party["rows"] for party in parties]
+    held = f"They held {min(rows):,} to {max(rows):,} rows each"
     if result["partition"] == "vertical":
-        text += f"They hold {sum(columns):,} columns of the same {rows[0]:,} rows."
+        held = f"Together they held {sum(columns):,} columns of {rows[0]:,} rows"
+        if holders := [cut(party["name"]) for party in parties if party["labels"]]:
+            held += f", with labels at {', '.join(holders[:6])}"
     elif result["partition"] == "horizontal":
-        named = "column" if max(columns) == 1 else "columns"
-        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} {named}."
-    else:
-        text += f"They hold {min(rows):,} to {max(rows):,} rows each."
-    holders = [cut(party["name"]) for party in parties if party["labels"]]
-    if holders and result["partition"] == "vertical":
-        text += f" The labels are at {', '.join(holders[:6])}."
-    return text
+        held = f"Together they held {sum(rows):,} rows of {max(columns):,} columns each"
+    return f"{len(parties)} parties took part: {names}{more}. {held}."
 
 
-def verdicts(metrics: Mapping[str, Any]) -> list[str]:
-    """Return how good a model is beside no model, a sentence for each way to see it."""
+def _who_learned(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return who learned what, in words."""
+    ways, kinds = set(), dict[str, str]()
+    for result in results.values():
+        ways |= {row["how"].partition(" for ")[0] for row in result["learned"]}
+        kinds |= result["kinds"]
+    readers = " ".join(text for way, text in LEARNED.items() if way in ways)
+    revealed = "; ".join(kinds.values()) or "only sizes and numbers that steps declare"
+    revealed = revealed.replace("this party's", "a party's")
+    text = f"Beyond sums over all parties, the run revealed: {revealed}."
+    if any(len(result["parties"]) == 2 for result in results.values()):
+        text += " With two parties, a sum reveals the other one's contribution."
+    return [readers, text]
+
+
+def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
+    """Return how a model compares with none; `unit` follows an error of numbers."""
     known = {k: v for k, v in metrics.items() if finite(v)}
     sentences = []
     rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"
     if "test_error" in known:
-        text = (
-            f"On {rows} held out the model names the right class for "
-            f"{_share(1 - known['test_error'])}"
-        )
+        right = f"the right class for {_share(1 - known['test_error'])}"
+        text = f"On {rows} held out the model names {right}"
         if "test_base_error" in known:
-            text += (
-                "; naming the most frequent class each time would be right for "
-                f"{_share(1 - known['test_base_error'])}"
-            )
+            base = _share(1 - known["test_base_error"])
+            text += f"; naming the most frequent class each time is right for {base}"
         sentences.append(f"{text}.")
     if "test_auc" in known:
         sentences.append(
-            "Of a positive and a negative row it gives the positive one the higher "
-            f"score in {_share(known['test_auc'])} of all pairs; guessing, in 50 %."
+            "It gives a positive row a higher score than a negative one in "
+            f"{_share(known['test_auc'])} of all pairs; guessing would in 50 %."
         )
     if "test_r2" in known:
-        text = (
-            f"On {rows} held out the model explains {_share(known['test_r2'])} of the "
-            "variance of the labels; naming their mean each time would explain 0 %"
-        )
-        if "test_loss" in known:
-            typical = math.sqrt(known["test_loss"])
-            text += f". A typical error is {typical:.3g}, in the unit of the label"
-        sentences.append(f"{text}.")
+        r2, loss = known["test_r2"], known.get("test_loss")
+        text = f"the model explains {_share(r2)} of the variance of the labels"
+        if loss is not None:
+            error = f"{_error(loss, 'test_loss')} {unit}".rstrip()
+            text = f"the typical error (root mean square) is {error}, and {text}"
+            if r2 < 1:
+                base = _error(loss / (1 - r2), "test_loss")
+                text += f"; naming their mean each time, the error would be {base}"
+        sentences.append(f"On {rows} held out {text}.")
     if "explained" in known:
         sentences.append(
             f"The clusters explain {_share(known['explained'])} of the spread of the "
             "rows; a single cluster would explain 0 %."
         )
     return sentences
+
+
+def _error(value: float, metric: str) -> str:
+    """Return an error for people: of a mean squared one the root."""
+    return f"{math.sqrt(value):.3g}" if metric == "test_loss" else _share(value)
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -221,13 +241,11 @@ def metrics_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _tables(
-    result: Mapping[str, Any],
-) -> Iterator[tuple[str, Sequence[object], Sequence[tuple[object, Sequence[object]]]]]:
+def _tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any], Any]]:
     """Yield further tables of a result: their captions, headers and rows.
 
-    A result may have ``beside``: a metric of models of no run, by their names, and a
-    ``text`` that says what they are.
+    A result may have ``beside``: a metric of models from outside the run, by their
+    names, and a ``text`` about them.
     """
     if beside := result.get("beside"):
         ((metric, others),) = ((k, v) for k, v in beside.items() if k != "text")
@@ -238,14 +256,14 @@ def _tables(
     if confusion := result.get("curves", {}).get("confusion"):
         numbers = range(1, len(confusion) + 1)
         caption = (
-            "Rows held out by the class that is right (lines) and the class that the "
-            "model names (columns), in the ascending order of the labels"
+            "Rows held out by their class (lines) and the class that the model names "
+            "(columns), in ascending order of the labels"
         )
         yield caption, ("Class", *numbers), list(zip(numbers, confusion, strict=True))
     if counts := result["counts"]:
         caption = (
-            "What the run has counted. The server knows these numbers, and not which "
-            "rows or texts they count"
+            "Counts of the run. The server knows these numbers, but not which rows or "
+            "texts they count"
         )
         yield caption, ("Of", "Count"), [(k, [f"{n:,}"]) for k, n in counts.items()]
 
@@ -262,7 +280,7 @@ def _with_spread(value: Any, spread: Any, kind: str) -> str:
 
 
 def amount(value: Any, kind: str) -> str:
-    """Return a metric as people read it; ``inf`` and ``nan`` as they are."""
+    """Return a metric for people; ``inf`` and ``nan`` are unchanged."""
     if not finite(value):
         return str(value)
     if kind == "share":
@@ -276,25 +294,22 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def costs_of(results: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """Return what a run has cost: a title, what it means, and each result's figure."""
-    return [
-        (title, text, [_cost(key, r | r["ledger"]) for r in results.values()])
-        for title, (key, text) in COSTS.items()
-    ]
-
-
-def _cost(key: str, counts: Mapping[str, float]) -> str:
-    show = size if "bytes" in key else duration if "seconds" in key else "{:,}".format
-    return show(counts[key])
+def costs_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the costs of all results with what they mean."""
+    rows = []
+    for title, (key, text) in COSTS.items():
+        show = size if "bytes" in key else duration if "sec" in key else "{:,}".format
+        values = [show((r | r["ledger"])[key]) for r in results.values()]
+        rows.append(dict(title=title, text=text, name=title.lower(), values=values))
+    return rows
 
 
 def times_of(ledger: Mapping[str, Any], party: str) -> list[float]:
     """Return the seconds of a party in all steps: computing, sending, waiting.
 
     The three add up to the time that the server waited. Sending is the network,
-    Flower's queues, and the start of a process. A party waits until the slowest one has
-    answered, and where only others are asked.
+    Flower's queues, and the start of a process. A party waits for the slowest one, and
+    while only others have requests.
     """
     entries = {e["action"]: e for e in ledger["entries"] if e["party"] == party}
     times = []
@@ -307,7 +322,7 @@ def times_of(ledger: Mapping[str, Any], party: str) -> list[float]:
 
 
 def _parties(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each party and the cells with what it holds and sent, and its time."""
+    """Yield each party, and its sizes, bytes and seconds as the cells of a line."""
     ledger = result["ledger"]
     lines: list[tuple[str, list[float]]] = []
     for party in result["parties"]:
@@ -325,7 +340,7 @@ def _parties(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _steps(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield each step, the cells of its costs to all parties, and the slowest one."""
+    """Yield each step, its costs as the cells of a line, and the slowest party."""
     for step, waits in result["ledger"]["waits"].items():
         entries = [e for e in result["ledger"]["entries"] if e["action"] == step]
         up, down = (sum(e[way] for e in entries) for way in ("bytes_up", "bytes_down"))
@@ -337,8 +352,8 @@ def _steps(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str], str]]:
 
 
 def _learned(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Return who learned what by who it is; what the server told comes last."""
+    """Return what was learned by whom; what the server sent comes last."""
     groups: dict[str, list[Any]] = {}
-    for row in sorted(rows, key=lambda row: row["how"] == "told by the server"):
-        groups.setdefault(row["who"], []).append(row)
+    for row in sorted(rows, key=lambda row: row["how"] == BY_SERVER):
+        groups.setdefault(f"{row['who'][:1].upper()}{row['who'][1:]}", []).append(row)
     return list(groups.items())

@@ -1,26 +1,19 @@
-"""The template of a report, and its style.
-
-They are texts in Python, since a Flower bundle carries only ``.py`` files.
-"""
+"""The template of a report, and its style, in Python: a bundle has no other files."""
 
 from __future__ import annotations
 
 STYLE = """
 :root {
   color-scheme: light dark;
-  --paper: #ffffff; --ink: #1f2933;
-  --muted: #56616c; --grid: #d5dbe1;
-  --first: #1d5fa6; --second: #b3540b;
-  --third: #7b8794; --panel: #f4f6f8;
+  --paper: #ffffff; --ink: #1f2933; --muted: #56616c; --grid: #d5dbe1;
+  --first: #1d5fa6; --third: #7b8794; --panel: #f4f6f8;
   --warn: #8a3b00; --warnpanel: #fff4e5;
 }
-@supports (color: light-dark(#000, #fff)) {
+@media screen and (prefers-color-scheme: dark) {
   :root {
-    --paper: light-dark(#ffffff, #14191e); --ink: light-dark(#1f2933, #e6eaee);
-    --muted: light-dark(#56616c, #aab5bf); --grid: light-dark(#d5dbe1, #3a444e);
-    --first: light-dark(#1d5fa6, #7ab4ee); --second: light-dark(#b3540b, #f0a35e);
-    --third: light-dark(#7b8794, #8a949e); --panel: light-dark(#f4f6f8, #1d242b);
-    --warn: light-dark(#8a3b00, #ffc078); --warnpanel: light-dark(#fff4e5, #2d2212);
+    --paper: #14191e; --ink: #e6eaee; --muted: #aab5bf; --grid: #3a444e;
+    --first: #7ab4ee; --third: #8a949e; --panel: #1d242b;
+    --warn: #ffc078; --warnpanel: #2d2212;
   }
 }
 * { box-sizing: border-box; }
@@ -28,6 +21,7 @@ body {
   margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans",
     sans-serif;
+  overflow-wrap: anywhere;
 }
 header, main, footer { max-width: 66rem; margin: 0 auto; padding: 0 1.5rem; }
 header { padding-top: 2.5rem; }
@@ -50,7 +44,7 @@ table { border-collapse: collapse; width: 100%; margin: .6rem 0 1rem;
         font-size: .93rem; }
 caption { text-align: left; padding: .3rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .45rem 1rem .45rem 0;
-         border-bottom: 1px solid var(--grid); overflow-wrap: anywhere; }
+         border-bottom: 1px solid var(--grid); }
 thead th { border-bottom: 2px solid var(--third); vertical-align: bottom;
            overflow-wrap: break-word; }
 th.n, td.n { text-align: right; font-variant-numeric: tabular-nums;
@@ -64,8 +58,7 @@ table.learned { table-layout: fixed; min-width: 40rem; }
 .learned th:nth-child(even) { width: 30%; }
 td.text { min-width: 17rem; padding-left: .6rem; }
 th.text { padding-left: .6rem; color: inherit; }
-code { font: .88em/1.4 ui-monospace, "DejaVu Sans Mono", Consolas, monospace;
-       overflow-wrap: anywhere; }
+code { font: .88em/1.4 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
 .small { font-size: .85rem; font-weight: 400; color: var(--muted); }
 pre { background: var(--panel); padding: .9rem 1.1rem; white-space: pre-wrap; }
 figure { margin: 1.4rem 0 2rem; break-inside: avoid; }
@@ -79,7 +72,20 @@ dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr;
      gap: .35rem 1.2rem; max-width: 50rem; }
 dt { font-weight: 600; } dd { margin: 0; }
 footer { margin: 3rem auto 2rem; font-size: .85rem; }
-@media (max-width: 40rem) {
+@media screen and (max-width: 40rem) {
+  header { padding: 1rem 1rem 0; }
+  main, footer { padding: 0 1rem; }
+  h1 { font-size: 1.5rem; }
+  table.narrow caption { white-space: normal; }
+  figure { overflow-x: auto; }
+  figure:not(.square) svg { min-width: 30rem; }
+  /* What a number means stands below it, and not beside it outside of the screen. */
+  .explained thead th.text { display: none; }
+  .explained tr { display: flex; flex-wrap: wrap; gap: 0 1rem; padding: .45rem 0;
+                  border-bottom: 1px solid var(--grid); }
+  .explained th, .explained td { border: 0; padding: 0; }
+  .explained tr > :first-child { flex: 1 1 9rem; min-width: 0; }
+  .explained td.text { flex: 1 1 100%; min-width: 0; }
   dl { grid-template-columns: 1fr; }
   dd { margin-bottom: .5rem; }
 }
@@ -91,7 +97,7 @@ footer { margin: 3rem auto 2rem; font-size: .85rem; }
   header { padding-top: 0; }
   footer { margin: 1rem 0 0; break-before: avoid; }
   h2, h3, caption { break-after: avoid; }
-  tr, .warning, .short { break-inside: avoid; }
+  tr, .warning, .short, table.narrow { break-inside: avoid; }
   thead { display: table-header-group; }
   .scroll { overflow: visible; }
   figure svg { max-width: 15cm; }
@@ -101,7 +107,7 @@ footer { margin: 3rem auto 2rem; font-size: .85rem; }
 """
 
 TEMPLATE = """\
-{% macro name_of(text) %}{# It may go on in the next line after "_". #}\
+{% macro name_of(text) %}{# A line may break after "_". #}\
 {{ text|replace("_", "_<wbr>"|safe) }}{% endmacro %}
 {% macro table(what, first, numbers, others=(), kind="", caption="", text="") %}
 <div class="scroll" role="region" tabindex="0" aria-label="{{ what }}">
@@ -122,6 +128,16 @@ TEMPLATE = """\
 {% for title, cells in lines %}
 <tr><th scope="row">{{ title|cut }}</th>{{ numbers_of(cells) }}</tr>
 {% endfor %}{% endmacro %}
+{% macro explained(first, rows) %}
+{% call table("Table of " ~ first|lower ~ "s", first, results, (), "explained", \
+text="What it means") %}
+{% for row in rows %}
+<tr><th scope="row">{{ row.title }}\
+{% if row.kind %}<br><code class="small">{{ row.name }}</code>{% endif %}</th>\
+{{ numbers_of(row["values"]) }}<td class="text">{{ row.text }}\
+{% if row.better %} The {{ row.better }}, the better.{% endif %}</td></tr>
+{% endfor %}
+{% endcall %}{% endmacro %}
 {% macro show(figure) %}
 <figure{% if figure.name in ("roc", "calibration", "predicted-true") %} class="square"\
 {% endif %}>
@@ -149,7 +165,7 @@ style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 <h1>{{ first.question or first.strategy }}</h1>
 <p class="meta">Strategy <code>{{ first.strategy }}</code>, task \
 <code>{{ first.task }}</code>\
-{% if several %}; results: {{ results|join(", ")|cut }}{% endif %}</p>
+{% if results|length > 1 %}; results: {{ results|join(", ")|cut }}{% endif %}</p>
 </header>
 <main>
 <section class="short" aria-label="In short">
@@ -160,39 +176,14 @@ style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 </ul>
 </section>
 {% for other, text in warnings %}
-<div class="warning"><p><strong>Warning{% if several %}, {{ other|cut }}{% endif %}:\
-</strong> {{ text|cut }}.</p></div>
+<div class="warning"><p><strong>Warning{% if results|length > 1 %}, {{ other|cut }}\
+{% endif %}:</strong> {{ text|cut }}.</p></div>
 {% else %}
-<p>There is no warning: nothing that the run checks says that its result is worse than \
-it should be.</p>
+<p>The run gave no warning.</p>
 {% endfor %}
 
-<h2 id="asked">What was asked, and of whom</h2>
-{% call table("Table of the parties", "Party", ["Rows", "Columns", "Labels", "Sent", \
-"Received"] + doing|map("capitalize")|list, \
-caption="What each party holds, and what its part of the run was") %}
-{{ rows_of(parties) -}}
-{% endcall %}
-{% if first.settings %}
-{% call table("Table of the settings", "Setting", (), ("Value",), "narrow", \
-"Settings that are not as by default; docs/settings.md explains them") %}
-{% for setting, value in first.settings.items() %}
-<tr><th scope="row"><code>{{ setting }}</code></th>\
-<td><code>{{ value|cut }}</code></td></tr>
-{% endfor %}
-{% endcall %}
-{% else %}
-<p>All settings of the strategy were as by default.</p>
-{% endif %}
-
-<h2 id="good">What came out, and how good it is</h2>
-{% call table("Table of the metrics", "Number", results, text="What it means") %}
-{% for row in metrics %}
-<tr><th scope="row">{{ row.title }}<br><code class="small">{{ row.name }}</code></th>\
-{{ numbers_of(row["values"]) }}<td class="text">{{ row.text }}\
-{% if row.better %} The {{ row.better }}, the better.{% endif %}</td></tr>
-{% endfor %}
-{% endcall %}
+<h2 id="good">How good the result is</h2>
+{{ explained("Number", metrics) }}
 {% for caption, header, rows in tables %}
 {% call table("Further table", header[0], header[1:], caption=caption) %}
 {{ rows_of(rows) -}}
@@ -208,15 +199,28 @@ caption="What each party holds, and what its part of the run was") %}
 <code>vfl-flower report RUN --rebuild</code>.</p>
 {% endif %}
 
-<h2 id="cost">What it cost, and where the time went</h2>
-{% call table("Table of the costs", "Cost", results, text="What it means") %}
-{% for title, text, values in costs %}
-<tr><th scope="row">{{ title }}</th>{{ numbers_of(values) }}\
-<td class="text">{{ text }}</td></tr>
+<h2 id="asked">Who took part, and with which settings</h2>
+{% call table("Table of the parties", "Party", ("Rows", "Columns", "Labels", "Sent", \
+"Received", "Computing", "Sending and starting", "Waiting for others"), \
+caption="What each party held and sent, and how it spent its time") %}
+{{ rows_of(parties) -}}
+{% endcall %}
+{% if first.settings %}
+{% call table("Table of the settings", "Setting", (), ("Value",), "narrow", \
+"Settings that differ from their defaults; docs/settings.md explains them") %}
+{% for setting, value in first.settings.items() %}
+<tr><th scope="row"><code>{{ setting }}</code></th>\
+<td><code>{{ value|cut }}</code></td></tr>
 {% endfor %}
 {% endcall %}
-{% set caption %}The steps of <code>{{ name|cut }}</code>, in the order in which the \
-server asked for them first, all parties together{% endset %}
+{% else %}
+<p>All settings of the strategy had their defaults.</p>
+{% endif %}
+
+<h2 id="cost">What it cost, and where the time went</h2>
+{{ explained("Cost", costs) }}
+{% set caption %}Steps of <code>{{ name|cut }}</code>, all parties together, in order \
+of their first requests{% endset %}
 {% call table("Table of the steps", "Step", ("Round trips", "Bytes from parties", \
 "Bytes to parties", "Waited", "Computing of the slowest"), ("Slowest party",), \
 caption=caption) %}
@@ -227,13 +231,13 @@ caption=caption) %}
 {% endcall %}
 
 <h2 id="learned">Who learned what</h2>
-<p>Each step declares what it takes and what it gives, and a party's program lets \
-nothing else out. These are the values that were sent in the run of \
-<code>{{ name|cut }}</code>. Where a step reveals more than a sum, the last column \
-says what a party's consent calls it.</p>
+<p>Each step declares the values of its requests and replies, and a party's program \
+sends no others. These were sent in the run of <code>{{ name|cut }}</code>. Where a \
+step reveals more than sums, the last column has the kind that a party's consent must \
+permit.</p>
 {% for who, rows in learned %}
 <h3>{{ who }}</h3>
-{% call table("Table of what was learned by " + who, "Step", (), \
+{% call table("Table of what was learned: " + who, "Step", (), \
 ("Values", "How they travel", "What the step reveals beyond sums"), "learned") %}
 {% for row in rows %}
 <tr><th scope="row"><code>{{ name_of(row.step) }}</code></th><td>\
@@ -251,16 +255,15 @@ says what a party's consent calls it.</p>
 <pre><code>{{ record.command }}</code></pre>
 {% endif %}
 {% if first.seed is none %}
-<p>No seed was given: the parties drew in private, as they should outside experiments. \
-Another run draws otherwise, and its numbers differ a little.</p>
+<p>Without a seed, each party drew at random in private: in another run the numbers \
+differ.</p>
 {% else %}
 <p>The seed was {{ first.seed }}: on the same data the run repeats \
 {% if first.repeats is false %}only nearly, since parties draw some secrets in \
 private{% else %}exactly{% endif %}.</p>
 {% endif %}
-<p>The folder of the run has all numbers of this page in <code>result.json</code>, \
-from which <code>vfl-flower report --rebuild</code> makes it again, and each model in \
-a file of its own.</p>
+<p>The folder of the run has the models, and in <code>result.json</code> all numbers \
+of this page, from which <code>vfl-flower report --rebuild</code> makes it again.</p>
 
 <h2 id="words">Words on this page</h2>
 <dl>
@@ -269,8 +272,9 @@ a file of its own.</p>
 {% endfor %}
 </dl>
 </main>
-<footer><p>The page is one file: it loads nothing, runs no script, and has only what \
-the server learned in the run.</p></footer>
+<footer><p>This page is one file that loads nothing and runs no script. \
+{% if first.beside %}But for models of parties alone, it{% else %}It{% endif %} has \
+only what the server learned in the run.</p></footer>
 </body>
 </html>
 """

@@ -25,14 +25,14 @@ from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
 
 RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figures"
-"""In the folder of a run: all numbers, the text that the run prints, the page for
-people, and the folder of its figures. The last two follow from the first."""
+"""In the folder of a run: its numbers, the text that the run prints, its page, and the
+folder of its figures. The last two follow from the first."""
 
 _TRACE = "round_trips", "bytes", "value"
-"""What each point of a trace has."""
+"""The numbers of a point of a trace."""
 
 MOST_COUNTS = 40
-"""Most counts of a model in the result; the others are added up in one more."""
+"""Most counts of a model in the result; the last one is the sum of the others."""
 
 
 def write_report(
@@ -54,10 +54,8 @@ def write_report(
     first, shown = next(iter(results)), record["results"]
     ledger = results[first].ledger.table()
     lines = [["", *results]]
-    for row in metrics_of(shown):
+    for row in [*metrics_of(shown), *costs_of(shown)]:
         lines.append([row["name"].replace("_", " "), *row["values"]])
-    for title, _, values in costs_of(shown):
-        lines.append([title.lower(), *values])
     notes = list(filter(None, [shown[first]["note"]]))
     for name, warning in warnings_of(shown):
         notes.append(f"Warning{f', {name}' if len(shown) > 1 else ''}: {warning}.")
@@ -77,7 +75,7 @@ def write_report(
 
 
 def markdown(text: str) -> str:
-    r"""Return a text that Markdown shows as it is, in one line and one cell.
+    r"""Return a text that Markdown shows unchanged, in one line and one cell.
 
     >>> print(markdown("a|b <script>"))
     a\|b \<script\>
@@ -88,13 +86,13 @@ def markdown(text: str) -> str:
 def page_text(result: ProtocolResult) -> str:
     """Return the page of a result as text, and write nothing."""
     record = record_of({result.strategy.variant: result}, *of_python(result))
-    # As it is read back: with the keys of JSON, which are texts.
+    # JSON turns all keys into texts, as in a result that is read from its file.
     record = json.loads(json.dumps(record))
     return page_of(record, figures_of(record["results"]))
 
 
 def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
-    """Return what stands for the run config of a result, and what repeats it."""
+    """Return a run config for a result of Python, and the call that repeats it."""
     strategy = result.strategy
     settings = changed(strategy)
     given = ", ".join(f"{k}={v!r}" for k, v in settings.items() if k != "seed")
@@ -115,17 +113,18 @@ def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
 def record_of(
     results: Mapping[str, ProtocolResult], settings: Mapping[str, Any], command: str
 ) -> dict[str, Any]:
-    """Return what ``result.json`` has of a run: all that the page shows."""
+    """Return the content of ``result.json``: all that the page shows."""
+    label = str(settings.get("label-column") or "the label")
     return {
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "command": command,
         "run_config": dict(settings),
-        "results": {name: _result(result) for name, result in results.items()},
+        "results": {name: _result(result, label) for name, result in results.items()},
     }
 
 
-def _result(result: ProtocolResult) -> dict[str, Any]:
+def _result(result: ProtocolResult, label: str) -> dict[str, Any]:
     """Return one result as plain numbers and texts."""
     strategy, recorded = result.strategy, result.train_metrics_clientapp
     named = {*result.traces}.union(*recorded.values())
@@ -135,7 +134,8 @@ def _result(result: ProtocolResult) -> dict[str, Any]:
     return {
         "strategy": type(strategy).__name__,
         "task": strategy.task,
-        "question": strategy.question,
+        "question": strategy.question.replace("{label}", label),
+        "label": label,
         "partition": strategy.partition,
         "settings": changed(strategy),
         "repeats": strategy.repeats,
@@ -193,7 +193,7 @@ def write_page(folder: Path) -> Path:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Return a run's result; raise ValueError if it cannot be read, or is none."""
+    """Return a run's result; raise ValueError if it cannot be read or is damaged."""
     try:
         read = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         assert isinstance(read["results"], dict)

@@ -1,7 +1,4 @@
-"""The report of a result outside a run.
-
-A party's process imports the package for each message, and nothing for reports.
-"""
+"""The report of a result, imported when it is called: a party's process has none."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
     Returns
     -------
     Path
-        The page, which ``vfl-flower report FOLDER --rebuild`` makes again.
+        The page; ``vfl-flower report FOLDER --rebuild`` makes it again.
 
     Raises
     ------

@@ -106,7 +106,7 @@ class CoresetVRLR(LinearStrategy):
     """
 
     model_class = LinearModel
-    question = "Which few rows give nearly the linear model of all rows?"
+    question = "How well does a linear model of all parties' columns predict {label}?"
     explained = REGRESSION
     evaluation_steps = (prediction.held_out, prediction.errors)
     steps: ClassVar[Steps] = (
@@ -350,7 +350,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
     """Starts of the server's k-means."""
 
     model_class = KMeansModel
-    question = "Which few rows give nearly the clusters of all rows?"
+    question = "Which rows belong together?"
     explained = CLUSTERS
     steps: ClassVar[Steps] = (
         *sampling.CoresetStrategy.steps,

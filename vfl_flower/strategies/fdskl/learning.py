@@ -68,7 +68,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     in extra round trips."""
 
     model_class = KernelModel
-    question = "What is a good nonlinear classifier or regression?"
+    question = "How well does a kernel model of all parties' columns predict {label}?"
     evaluation_steps = (prediction.answer, angle_sums.held_out_angles)
 
     def __post_init__(self) -> None:

@@ -158,5 +158,5 @@ class FDSKLEvaluation(FDSKLPrediction):
     """
 
     task = "evaluate"
-    question = "How good is a trained model on new rows?"
+    question = "How well does the model predict {label} of new rows?"
     evaluates = True

@@ -54,7 +54,7 @@ class FKKMeansPrediction(LaterTask):
     """
 
     task = "predict"
-    question = "In which clusters are new rows?"
+    question = "Which cluster does each new row belong to?"
     explained = NEW_CLUSTERS
     partition = "horizontal"
     fills = True

@@ -124,7 +124,7 @@ class FKKMeans(setup.KernelClustering):
     """
 
     model_class = KernelKMeansModel
-    question = "Which clusters are in the rows?"
+    question = "Which rows belong together?"
     explained = KERNEL_CLUSTERS
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),

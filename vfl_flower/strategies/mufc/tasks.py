@@ -243,7 +243,7 @@ class MUFCUnlearn(ForgettingTask):
     """Keep the centres if counts change but no bin does; not with privacy "none"."""
 
     task = "unlearn"
-    question = "How are the clusters without rows that must be forgotten?"
+    question = "Which rows belong together, without the forgotten ones?"
 
     def check(self) -> None:
         """Raise, before any message, if the model cannot be unlearned like this."""
@@ -280,7 +280,7 @@ class MUFCForgetClient(ForgettingTask):
     stay."""
 
     task = "forget-client"
-    question = "How are the clusters without the rows of a party that leaves?"
+    question = "Which rows belong together, without those of a party that leaves?"
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -346,7 +346,7 @@ class MUFCAdd(StateTask):
     """
 
     task = "add"
-    question = "How are the clusters with the rows that have come since?"
+    question = "Which rows belong together, with the new ones?"
     steps: ClassVar[Steps] = (forgetting.add, party.commit)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -397,7 +397,7 @@ class MUFCStatus(ReadingTask):
     """
 
     task = "status"
-    question = "How much has a model forgotten, and what waits?"
+    question = "What has the model forgotten, and what must it still forget?"
     steps: ClassVar[Steps] = (forgetting.status,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -451,7 +451,7 @@ class MUFCPrediction(ReadingTask):
     """
 
     task = "predict"
-    question = "In which clusters are new rows?"
+    question = "Which cluster does each new row belong to?"
     steps: ClassVar[Steps] = (party.predict,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:

@@ -259,7 +259,7 @@ class MUFC(MUFCTask):
     (300, True)
     """
 
-    question = "Which clusters are in the rows, if some must be forgotten later?"
+    question = "Which rows belong together, if some must be forgotten later?"
     steps: ClassVar[Steps] = (party.train, party.commit, party.abandon)
 
     n_clusters: Natural = 4

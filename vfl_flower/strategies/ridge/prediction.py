@@ -150,5 +150,5 @@ class RidgeEvaluation(RidgePrediction):
     """
 
     task = "evaluate"
-    question = "How good is a trained model on new rows?"
+    question = "How well does the model predict {label} of new rows?"
     evaluates = True

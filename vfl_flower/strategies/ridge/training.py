@@ -184,7 +184,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     """Share of rows held out, in three more round trips."""
 
     model_class = RidgeModel
-    question = "What is a good model of columns that nobody pools?"
+    question = "How well does a model of all parties' columns predict {label}?"
     steps: ClassVar[Steps] = (
         *(party.prepare, dealing.deal, party.hide_rows, party.open_joint),
         *(multiply, solving.relevance, solving.fit),
