@@ -1,4 +1,4 @@
-"""What a run asks of the parties, and the kinds of what may leave them."""
+"""What a run needs of the parties, and the kinds of values that may leave them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ Kind = Literal[
 """What leaves a party beyond sums over the rows of all parties."""
 
 KINDS: dict[Kind, str] = {
-    "rows": "rows in the clear, or sums from which they follow",
-    "embedded-rows": "rows of an embedding, which reveal the distances between rows",
-    "angles": "sums over parties from which a party learns columns up to a linear map",
+    "rows": "rows in the clear, or sums that reveal them",
+    "embedded-rows": "rows of an embedding, which reveal distances between rows",
+    "angles": "sums over parties that reveal columns to a party, up to a linear map",
     "centroids": "rounded means of several rows, as centres of clusters",
     "predictions": "this party's contribution to the prediction of a row",
-    "row-sums": "numbers for single rows, or functions that the server chooses, "
-    "summed over the parties",
-    "totals": "totals of scores, and row numbers of the draws",
+    "row-sums": "sums over the parties for single rows, or of functions chosen by the "
+    "server",
+    "totals": "totals of scores, and which rows were drawn by them",
     "coefficients": "this party's coefficients of a linear model",
-    "moments": "means, and sums of products of columns, to the party with the labels",
-    "curves": "means of labels and predictions, each of 20 rows or more, and counts of "
-    "true and predicted classes, to the server",
+    "moments": "means, and sums of products of columns, to the label holder",
+    "curves": "means of labels and predictions, each of 20 rows or more, or counts of "
+    "rows by class and predicted class, to the server",
 }
-"""The kinds in words, as documents and refusals say them."""
+"""The kinds in words."""
 
-LEAST_ROWS = 20  # fewest rows of which one number says little of each
-SERVER = "server"  # what a ``consent.toml`` calls the server among those who may deal
+LEAST_ROWS = 20  # fewest rows over which one number reveals little of each
+SERVER = "server"  # the server, among the dealers of a ``consent.toml``
 LEAST_PARTIES = 3  # fewest parties of a sum, unless the party consents to two
 
 
@@ -53,26 +53,27 @@ class Computing:
 
 
 OF_TWO = (
-    "With two parties, who deals and one party together compute the other's columns: "
-    "neither party may operate the dealer (the server), a third organisation must"
+    "With two parties, the dealer and one party can together compute the other's "
+    "columns: neither party may operate the dealer (the server), a third organisation "
+    "must"
 )
-"""What two parties that compute must know."""
+"""The warning for two computing parties."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run asks of the parties: a strategy declares it, and a consent answers.
+    """What a run needs of the parties: declared by a strategy, compared with consents.
 
-    A server may say anything here: a party enforces its rules at each step.
+    A server may lie here: a party enforces its rules at each step.
     """
 
     needs: Sequence[Kind] = ()  # what must leave the parties beyond sums
     wants: Sequence[Kind] = ()
-    """What else may leave them, and without which the run does less."""
-    less: Text = ""  # which setting needs less, as a sentence; or nothing
+    """What else may leave them; the run does less without it."""
+    less: Text = ""  # a sentence about a setting that needs less, if there is one
     computing: Computing | None = None  # who computes products under shares
-    seeded: bool = False  # whether the run has a seed; the greeting says it
-    parties: Natural = 2  # the fewest; in the greeting their number
+    seeded: bool = False  # whether the run has a seed, as ``hello`` reports it
+    parties: Natural = 2  # the fewest; in ``hello`` their number
 
 
 def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:

@@ -39,7 +39,7 @@ from vfl_flower.strategies import algorithms
 NODE_CONFIG, CONSENT, STATE, SUPERNODE_KEY = (
     *("party.toml", "consent.toml", "state", "supernode.key"),
 )
-"""What the folder of a party holds, besides its card."""
+"""Files in the folder of a party, besides its card."""
 
 _HOW_TO_READ = """\
 # How the SuperNode of this party finds and reads its data. It reads this file when it
@@ -47,38 +47,42 @@ _HOW_TO_READ = """\
 """
 
 _RULES = """\
-# What this party takes part in, and what may leave it. A missing key has the value that
-# stands here; one behind "#" has no value unless you give it one.
+# Which runs this party joins, and what may leave it. A missing key has the value that
+# is written here; a line that begins with "#" is an example, without which the key has
+# no value.
 
 # strategies = {strategies}  # only these; otherwise all
 # tasks = ["train", "predict"]  # only these; otherwise all
 min-parties = 3             # fewest parties of a run, at least 3
-two-parties = false         # true: also with one other party, which can then compute
-                            # this party's contributions
-# dealers = ["server"]      # accepted dealers: "server", or names of parties; otherwise
-                            # the server, in runs of three or more parties
-# computes = ["weather"]    # parties that may compute with the label holder; otherwise
-                            # the first other party
+two-parties = false         # true: also join runs with one other party, which can then
+                            # compute this party's contribution to each sum that it
+                            # learns
+# dealers = ["server"]      # who may generate the randomness for products under shares:
+                            # "server", or names of parties; otherwise the server, in
+                            # runs of three or more parties
+# computes = ["weather"]    # who may compute such products with the label holder;
+                            # otherwise the first of the other parties
 # changed-parties = ["lab"] # parties that may join or leave sums over the same rows;
                             # the difference reveals that party's contribution
-allow-seed = false          # true: also runs with a seed, by which the server can
-                            # repeat this party's random draws
-trust-on-first-use = false  # true: pin an unknown party's key when it first comes; the
-                            # server can then invent a party
-column-names = false        # true: send the server column names, not only digests,
-                            # where parties hold rows
-# max-round-trips = 100     # most messages answered in one run
-# max-bytes = 1000000000    # most bytes of replies in one run
-max-refusals = 100          # refusals, in all runs, after which it answers none
-min-changed-rows = 20       # fewest rows in which two sums over different rows must
+allow-seed = false          # true: also join runs whose seed the server knows; it can
+                            # then repeat this party's random draws
+trust-on-first-use = false  # true: pin the key of a party without a line in [peers]
+                            # in its first run; the server can then invent a party
+column-names = false        # true: where parties hold rows, send the server the names
+                            # of columns, not only their digests
+# max-round-trips = 100     # most messages that the party answers in one run
+# max-bytes = 1000000000    # most bytes of its replies in one run
+max-refusals = 100          # refusals, over all runs, after which the party answers
+                            # nothing
+min-changed-rows = 20       # fewest rows in which two different row sets of sums must
                             # differ: the difference reveals the sum over those rows
-# most-row-sets = 50        # most different row sets of sums, ever; otherwise a
-                            # twentieth of the rows, at least 30
-# accept-alignments = ["server"]  # accept row orders from "align" without
+# most-row-sets = 50        # most different row sets of sums, over all runs; otherwise
+                            # a twentieth of the rows, at least 30
+# accept-alignments = ["server"]  # use an order of rows from "align" without
                             # 'vfl-flower align --accept'
 
-[leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: as many
-          # different rows at most, in one run and in all runs
+[leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: at most so
+          # many different rows, in one run and over all runs
 """
 
 
@@ -93,7 +97,7 @@ def consent_text(kinds: Collection[Kind] = ()) -> str:
 
 
 def terms_of(strategy: str) -> Terms:
-    """Return what a strategy asks of a party; raise ValueError if there is no such."""
+    """Return the terms of a strategy; raise ValueError for an unknown one."""
     return make_strategy(check_run_config({"strategy": strategy})).terms
 
 
@@ -102,7 +106,7 @@ def write_party_folder(
 ) -> Card:
     """Write the folder of a new party, whole or not at all; return its card.
 
-    The name of the folder is that of the party, and `kinds` says what may leave.
+    The folder has the name of the party; `kinds` may leave it.
     """
     folder = folder.absolute()
     name = folder.name
@@ -156,7 +160,7 @@ def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
 
 
 def write_with_data(folder: Path, data: str) -> Path:
-    """Write the node config with another data file beside its own; return its path."""
+    """Write a second node config, for another data file; return its path."""
     config = with_data(tomllib.loads((folder / NODE_CONFIG).read_text("utf-8")))
     path = folder / f"other-data{Path(NODE_CONFIG).suffix}"
     text = _HOW_TO_READ + tomli_w.dumps(config | {"data": data})
@@ -167,8 +171,8 @@ def write_with_data(folder: Path, data: str) -> Path:
 def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> Consent:
     """Add the keys of peers to a party's ``consent.toml``, and return its consent.
 
-    No key is changed. Raises ValueError if a card is the party's own, contradicts a
-    pinned one, or the file has its peers in a form that cannot be added to, and
+    No key is changed. Raises ValueError if a card is the party's own or contradicts a
+    pinned key, or if the file's peers are in a form that cannot be extended, and
     PartyError if the party's own key cannot be used.
     """
     assert source.consent is not None
@@ -179,8 +183,8 @@ def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> C
     for card in cards:
         if source.name == card.name or identity == card.identity:
             raise ValueError(
-                f"a peer must be another party, but the card of {card.name!r} has the "
-                f"{'name' if source.name == card.name else 'key'} of this one"
+                f"a peer must be another party, but the card of {card.name!r} has this "
+                f"party's {'name' if source.name == card.name else 'key'}"
             )
         if (before := pinned.get(card.name, card.identity)) != card.identity:
             raise ValueError(
@@ -191,8 +195,8 @@ def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> C
         for name, key in pinned.items():
             if key == card.identity and name != card.name:
                 raise ValueError(
-                    f"the key of {card.name!r} must be its own, but {path} pins it for "
-                    f"{name!r}"
+                    f"the key of {card.name!r} must differ from all others, but {path} "
+                    f"pins it for {name!r} too"
                 )
     new = {card.name: card.identity for card in cards if card.name not in pinned}
     if new:

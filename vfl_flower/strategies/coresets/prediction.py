@@ -18,7 +18,7 @@ from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.typing import Array
 
 _COMMON = ("kind", "outputs", "receiver", "parties")
-"""What is the same in all parts of a model."""
+"""What all local models of a model have in common."""
 
 _BOUND = 2.0**24
 """First guess of the largest addend; see :meth:`Parties.ask_exactly`."""
@@ -53,21 +53,21 @@ class CoresetPrediction(RowPrediction):
     =============  =====================================  ==========================
     hello          name, sizes, key                       all of it
     part           place, kind and size of the model      all of it
-    addends        its part of the prediction of each     nothing: only the receiver
-                   row, masked                            can open the sum
-    answer         the receiver alone: nothing            nothing
+    addends        its contribution to the prediction     nothing: only the label
+                   of each row, masked                    holder can open the sum
+    answer         the label holder alone: nothing        nothing
     =============  =====================================  ==========================
 
-    The receiver, the label holder of training or for k-means the first party, writes
-    the predictions to a file in its ``state-dir``. It learns f(x) of each row, or the
-    distance to each centre; with two parties, so the other's part of it.
+    The label holder of training (for k-means, the first party) writes the predictions
+    to a file in its ``state-dir``. It learns f(x) of each row, or the distance to each
+    centre, and so, with two parties, the other's contribution.
 
     Raises
     ------
     FederationError
         A party is in another place than in training, or does not take part.
     PartyFailed
-        A party has no part of this model, a part that does not fit the others, or other
+        A party has no local model of this id, one that does not fit the rest, or other
         columns than in training.
 
     Examples
@@ -100,13 +100,13 @@ class CoresetPrediction(RowPrediction):
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Check the parts, then predict all rows in blocks."""
+        """Check the local models, then predict all rows in blocks."""
         parties.refuse_two(f"task {self.task!r}", self.allow_two_parties)
         replies = parties.ask(party.part)
         check_places(parties, replies, _COMMON)
         first = replies[0]
         if first["receiver"] >= len(parties):
-            raise replies.failure(0, "its part must name a receiver of the run")
+            raise replies.failure(0, "its local model must name a party of the run")
         n, receiver = parties.n_rows, first["receiver"]
         curves = (
             self.evaluates
@@ -135,24 +135,24 @@ class CoresetPrediction(RowPrediction):
 
 @settings
 class CoresetEvaluation(CoresetPrediction):
-    """What a model whose blocks the parties keep is worth on new rows.
+    """Errors on new rows of a model whose blocks the parties keep.
 
-    The same messages as :class:`CoresetPrediction`, but the receiver writes no
-    predictions: it reports to the server the errors of all of them, with standard
-    errors, and the curves if all parties consent.
+    The same messages as :class:`CoresetPrediction`, but the label holder writes no
+    predictions: it reports their errors to the server, with standard errors, and the
+    curves if all parties consent.
 
     Of a regression the mean squared error, the mean absolute error and R^2 on the rows
-    whose labels the receiver has; of k-means ``test_loss``, the mean squared distance
-    to the nearest centre. See :class:`CoresetPrediction`.
+    with labels; of k-means ``test_loss``, the mean squared distance to the nearest
+    centre. See :class:`CoresetPrediction`.
 
     Notes
     -----
     Curves reveal means over bins of predictions by a model that the server hands out,
-    which can be a column of any party: so all of them are asked.
+    which can be a column of any party: so all of them must consent.
 
     A server that deviates can give the parties another model before each evaluation.
-    The errors of many models reveal the labels and rows, so the receiver counts each
-    evaluation as ``moments`` against the limit of its consent. A party answers for
+    The errors of many models reveal the labels and rows, so the label holder counts
+    each evaluation as ``moments`` against the limit of its consent. Parties answer for
     whole blocks of rows only, so nobody can ask for the error of a single row.
 
     Examples
@@ -171,5 +171,5 @@ class CoresetEvaluation(CoresetPrediction):
     """
 
     task = "evaluate"
-    question = "How good is a trained model on new rows?"
+    question = "How well does the model fit new rows?"
     evaluates = True
