@@ -132,7 +132,7 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys, caplog):
     assert {entry.action for entry in grid.transcript} == {"hello"}
     assert list(tmp_path.iterdir()) == []
     steps = [line for line in caplog.messages if line.startswith("dry run: ")]
-    assert steps[0] == "dry run: greeting the parties"
+    assert steps[0] == "dry run: sending hello to the parties"
     assert "dry run: rehearsing on 80 random rows" in steps
     out = capsys.readouterr().out
     for variant in ("coreset", "uniform", "full"):

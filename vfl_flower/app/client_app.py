@@ -25,12 +25,12 @@ def load_from_context(context: Context) -> Party:
     except ValueError as error:
         name = context.node_config.get("party-name")
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
-    # Other parties are simulated: they hold parts of a bundled data set or folder.
+    # Other parties are simulated, on a bundled data set or a folder.
     real = _is_real(source, "data" in with_data(context.node_config))
     if real and source.state_dir is None:
         raise PartyError(
             f"{source.who}: state-dir must be set in the node config: there the party "
-            "notes what it has answered, so that no mask serves twice"
+            "notes its replies, so that no mask is used twice"
         )
     party = load(source, context.run_config)
     party.n_parties = source.count or 0
@@ -43,7 +43,7 @@ def _is_real(source: PartySource, by_node: bool) -> bool:
     """Return whether somebody must protect the data; refuse a file of a run config."""
     if not is_file(source):
         return False
-    # Flower's simulation engine is Ray; a SuperNode has no part of it.
+    # Flower simulates with Ray, which a SuperNode does not import.
     if not by_node and "ray" not in sys.modules:
         raise PartyError(
             f"{source.who}: a file must be named as 'data' in the node config, and "
@@ -53,7 +53,7 @@ def _is_real(source: PartySource, by_node: bool) -> bool:
 
 
 def load(source: PartySource, run_config: Mapping[str, Any]) -> Party:
-    """Return a party, for predictions with new rows encoded as those of training.
+    """Return a party; for predictions, new rows are encoded as in training.
 
     Raises PartyError for a fault of its state-dir, local model, consent or data.
     """
@@ -61,8 +61,8 @@ def load(source: PartySource, run_config: Mapping[str, Any]) -> Party:
         encoding = _stored_encoding(source, run_config)
         consent = Consent.load(source.consent) if source.consent else None
         if consent is not None and source.state_dir is not None:
-            check_refusals(source.state_dir, consent)  # what loading refuses counts too
-    except PartyError as error:  # when greeted, the party has not sent its name yet
+            check_refusals(source.state_dir, consent)  # refusals of loading count too
+    except PartyError as error:  # before ``hello`` the server does not know the name
         raise PartyError(f"{source.who}: {error}") from None
     party = load_party(source, encoding=encoding)
     party.state_dir, party.source = source.state_dir, StoredRows(source)
@@ -78,7 +78,7 @@ def _stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
     if not has_encoding(run_config):
         return None
     if source.state_dir is None:
-        raise PartyError("it needs a state-dir (--state-dir) with its part of a model")
+        raise PartyError("it needs a state-dir (--state-dir) with its local model")
     part = load_part(source.state_dir, str(run_config.get("model-id", "")))
     return part.settings["encoding"]
 

@@ -30,14 +30,14 @@ log = logging.getLogger("vfl_flower")
 app = ServerApp()
 
 RESUME = "to resume this run:"
-"""What stands before the command that resumes a run."""
+"""Text before the command that resumes a run."""
 
 
 class RunEnded(FederationError):
-    """A run cannot go on; the text says why in a sentence, and there is no stack.
+    """A run cannot continue; the text says why in a sentence, and there is no stack.
 
-    Flower would log the stack after the sentence, which is then no longer the last line
-    of the run's output.
+    Flower would log the stack after the sentence, which would no longer be the last
+    line of the run's output.
     """
 
     __traceback__ = property(lambda error: None, lambda error, stack: None)
@@ -45,7 +45,7 @@ class RunEnded(FederationError):
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config says and report, or plan; raise RunEnded if it fails."""
+    """Run and report, or plan, by the run config; raise RunEnded if it fails."""
     log.setLevel(logging.INFO)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
@@ -58,7 +58,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
-    """Run what the run config says, wherever the parties are; see :func:`main`.
+    """Run by the run config, with parties of any kind; see :func:`main`.
 
     `more` are further words of the command that started it. Raises FederationError,
     ValueError or OSError, which :func:`main` turns into a sentence.
@@ -80,7 +80,7 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
     except OSError as error:
         raise ValueError(
-            f"output-dir must be a folder that can be written, and {results_in} cannot "
+            f"output-dir must be a folder that can be written, but {results_in} cannot "
             f"({error.strerror}): name another one"
         ) from None
     without_resume = config | {"resume": ""}
@@ -103,8 +103,8 @@ def command_of(
 ) -> str:
     """Return the command that runs a run config again, or resumes it.
 
-    `more` is what else the command of a run on this machine had, such as party files.
-    `federation` is the coordinator's folder; default: that of this SuperLink.
+    `more` are further options of a run on this machine, such as party files.
+    `federation` is the coordinator's folder; default: the one of this SuperLink.
     """
     keys = run_keys()
     named = ["strategy", "task", "data"]
@@ -142,7 +142,7 @@ def checkpoint_of(
         yield checkpoint
         checkpoint.remove()
     except BaseException:
-        if checkpoint.held < 2:  # no more than a greeting
+        if checkpoint.held < 2:  # no more than ``hello``
             checkpoint.remove()
             if not any(folder.iterdir()):
                 folder.rmdir()
@@ -161,21 +161,21 @@ def run_folder(results_in: Path, resume: str, run_id: int) -> Path:
     folder = results_in / resume
     if Path(resume).name != resume or not (folder / FILE).is_file():
         raise ValueError(
-            "resume must be the name of a folder in output-dir, of a run that has "
-            f"begun and is not complete, got {resume!r}"
+            "resume must be the name of a folder in output-dir, of a run that was "
+            f"started and is not complete, got {resume!r}"
         )
     return folder
 
 
 def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
-    """Return a run config's strategies by their variants; raise ValueError for none."""
+    """Return a run config's strategies by their variants; raise ValueError if none."""
     strategy = make_strategy(config)
     strategies = {strategy.variant: strategy}
     if config["compare"]:
         strategies |= strategy.baselines()
         if len(strategies) == 1:
             raise ValueError(
-                "compare must be false, since there is nothing that strategy "
-                f"{config['strategy']!r} is compared with"
+                f"compare must be false, since strategy {config['strategy']!r} has no "
+                "baselines"
             )
     return strategies

@@ -126,7 +126,7 @@ def test_where_the_labels_cannot_go(parties, model, tmp_path, output):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     said = refused(model.id, parties[0], tmp_path / output)
-    assert said == "output must be a file in a folder that exists"
+    assert said == "output must be a file, in an existing folder"
     assert not (tmp_path / "nowhere").exists()
     assert (tmp_path / "pipe").is_fifo()
 
@@ -142,8 +142,7 @@ def test_no_file_of_the_party_is_overwritten(parties, model, tmp_path, name, way
         (output.symlink_to if way == "a link" else output.hardlink_to)(own)
     before = own.read_bytes()
     assert refused(model.id, parties[0], output) == (
-        "output must not be a file of the party: its data, or one that is in its "
-        "state-dir already"
+        "output must not replace the party's data or a file in its state-dir"
     )
     assert own.read_bytes() == before
     assert output.exists()
@@ -157,7 +156,7 @@ def test_no_file_of_a_folder_of_data_is_overwritten(parties, model, tmp_path):
     config = node_config(folder, tmp_path / "state-0")
     config += " partition-id=0 num-partitions=3"
     said = refused(model.id, config, folder / "1.csv")
-    assert "must not be a file of the party" in said
+    assert "must not replace the party's data" in said
     assert not refused(model.id, config, tmp_path / "out.csv")
     assert len(rows_of(tmp_path / "out.csv")) == 80
 

@@ -81,5 +81,5 @@ def test_two_cards_of_one_party(tmp_path, what):
     paths = [tmp_path / "1.card", tmp_path / "2.card"]
     one.write(paths[0])
     other.write(paths[1])
-    with pytest.raises(ValueError, match=f"each card must have a {what} of its own"):
+    with pytest.raises(ValueError, match=f"cards must differ in {what}, but"):
         load_cards(paths)

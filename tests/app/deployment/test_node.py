@@ -212,7 +212,7 @@ def test_another_bundle_is_refused_before_anything_is_fetched(start, other, capl
     assert link.fetched == []
     assert "has not pinned the bundle" in caplog.text
     versions = f"has version {__version__} of vfl_flower installed"
-    assert f"{versions} and the run is of version 0.0.9" in caplog.text
+    assert f"{versions}, but the run needs version 0.0.9" in caplog.text
 
 
 def test_other_code_under_a_pinned_hash_is_refused(start, other):
@@ -501,8 +501,8 @@ def test_nothing_starts_with_another_flower(monkeypatch, replaced):
     [
         (["--bundle", "abc"], "64 hexadecimal digits, got 'abc'"),
         (["--bundle", "g" * 64], "64 hexadecimal digits, got 'ggg"),
-        (["--insecure", "--isolation", "process"], "--isolation cannot be used"),
-        (["--insecure", "--trusted-entities", "f.yaml"], "--trusted-entities cannot"),
+        (["--insecure", "--isolation", "process"], "--isolation is not supported"),
+        (["--insecure", "--trusted-entities", "f.yaml"], "--trusted-entities is"),
     ],
 )
 def test_an_option_without_a_meaning_is_refused(arguments, rule, monkeypatch):

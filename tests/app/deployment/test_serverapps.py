@@ -112,7 +112,7 @@ def test_one_that_cannot_start_ends_its_run_alone(monkeypatch):
     monkeypatch.setattr(serverapps, "tell", tell)
     launched = ForkingExecutor(hash_of_app()).launch(task := spec(hash_of_app()))
     assert launched.status == LaunchResultStatus.FAILED
-    tell.assert_called_once_with(task, "the ServerApp was killed before it began")
+    tell.assert_called_once_with(task, "the ServerApp was killed before it started")
 
 
 @pytest.mark.parametrize(

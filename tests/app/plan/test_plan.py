@@ -171,8 +171,7 @@ def test_a_budget_that_is_used_up_costs_no_more():
 
 def test_steps_have_enough_rows_too():
     """Beyond 31,250 rows and the quarter of the budget that a test takes."""
-    strategy = vf.FDSKL()
-    assert strategy.enough_rows == 31_250
+    assert vf.FDSKL().enough_rows == 31_250
     assert vf.SecureRidge().enough_rows is None
 
 
@@ -226,7 +225,7 @@ def test_a_later_task_has_a_table_and_no_costs():
     planned = plan(vf.FDSKLPrediction("0123456789abcdef"), SHAPES)
     assert planned.ledger is None
     assert planned.seconds is None
-    assert "costs of training only" in str(planned)
+    assert "costs for training only" in str(planned)
     assert "| `fdskl_answer` |" in str(planned)
 
 
@@ -255,8 +254,8 @@ def test_random_rows_suit_the_settings(strategy, shapes):
 
 
 def test_a_plan_warns_of_sums_that_hide_nothing():
-    assert "knows the other's part" in str(plan(CENTRAL, SHAPES[:2]))
-    assert "each addend" in str(plan(CENTRAL.replace(masking="plain"), SHAPES))
+    assert "reveals the other one's contribution" in str(plan(CENTRAL, SHAPES[:2]))
+    assert "every addend" in str(plan(CENTRAL.replace(masking="plain"), SHAPES))
 
 
 def test_a_plan_leaves_the_run_around_it_alone():
@@ -275,7 +274,7 @@ def test_each_value_is_in_one_row_of_who_learns_it_as_declared():
         ((row.step, value), row)
         for row in who_learns(steps.values())
         for value in row.values
-        if row.how != "told by the server"
+        if row.how != "sent by the server"
     ]
     rows = dict(listed)
     assert len(rows) == len(listed)

@@ -1,4 +1,4 @@
-"""``vfl-flower check``, and what it finds in a party file, as commands print it."""
+"""``vfl-flower check``, and the findings about a party file that commands print."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from vfl_flower.protocol.names import printable
 T = TypeVar("T")
 
 MARKS = {"error": "fix", "warning": "look", "note": "done"}
-"""The levels of findings as commands print them."""
+"""The words of commands for the levels of findings."""
 
 
 Reading = tuple[Checked, list[str]]
-"""What was found in a file, and the strategies that read it so; of none: []."""
+"""Findings about a file, and the strategies that read it so; [""]: any."""
 
 
 def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
@@ -61,7 +61,7 @@ def _group(groups: list[tuple[T, list[str]]], key: T, names: list[str]) -> None:
 
 
 def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
-    """Return what a file lacks for training with some of the strategies."""
+    """Return the faults of a file that only concern training with some strategies."""
     faults = []
     label = checked.source.label_column
     for name in names:
@@ -69,15 +69,15 @@ def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
         least = strategy.fewest_rows(checked.columns)
         if 0 < checked.rows < least:
             text = f"{name} needs at least {least} rows for {checked.columns} columns, "
-            text += f"and the file has {checked.rows}: add rows or leave out columns"
+            text += f"but the file has {checked.rows}: add rows or exclude columns"
             faults.append(fault("strategy", None, text))
         about = {f.about for f in checked.findings if f.column == label and label}
         text = ""
         if strategy.labelled and "constant" in about:
-            text = f"{name} needs labels of two classes or values, and label-column "
+            text = f"{name} needs labels of two classes or values, but label-column "
             text += f"{label!r} has one value in all rows"
         elif strategy.numeric and about & {"classes", "categories"}:
-            text = f"{name} needs labels that are numbers, and label-column {label!r} "
+            text = f"{name} needs labels that are numbers, but label-column {label!r} "
             text += "holds classes"
         if text:
             faults.append(fault("strategy", label, text, "label-column"))
@@ -85,7 +85,7 @@ def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
 
 
 def print_findings(readings: Sequence[Reading], show: bool) -> None:
-    """Print each finding once, in tables by whom it concerns, and lines that count."""
+    """Print each finding once, in tables by strategies, and lines with counts."""
     tables: dict[tuple[str, ...], list[Finding]] = {}
     everyone = tuple(name for _, names in readings for name in names)
     findings = chain.from_iterable(checked.findings for checked, _ in readings)
@@ -107,7 +107,7 @@ def print_findings(readings: Sequence[Reading], show: bool) -> None:
 
 
 def as_json(readings: Sequence[Reading], show: bool) -> list[dict[str, Any]]:
-    """Return what is found, with values of the data only where `show` says so."""
+    """Return findings for JSON, with values of the data only if `show`."""
     return [
         {
             "strategies": names,
@@ -146,11 +146,11 @@ def check(
     format_: options.FormatOption = "text",
     **reading: Any,
 ) -> None:
-    """Say what must be fixed in a party file, and how it will be read.
+    """Report what to fix in a party file before a run, and how it will be read.
 
-    Nothing leaves the machine, and no value of the data is printed without --show. What
-    concerns some strategies alone is said where --for names one of them. The command
-    ends with 1 where something must be fixed before a run.
+    Nothing leaves the machine, and no value of the data is printed without --show.
+    --for adds findings that only concern a strategy. The exit code is 1 if something
+    must be fixed before a run.
     """
     config = options.node_keys(file, **reading)
     options.check_there(file)

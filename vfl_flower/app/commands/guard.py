@@ -1,4 +1,4 @@
-"""What a party's operator decides of its rows: which orders and journal to use."""
+"""Decisions of a party's operator: which orders of rows and journal to use."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def align(
 ) -> None:
     """List the orders of rows that the party has aligned, or accept one.
 
-    A run may use an order once the party's operator has accepted it. Compare its number
-    of rows with what you expect: the server has proposed it.
+    A run can only use an order that the party's operator has accepted. The server has
+    proposed it, so first compare its number of rows with your expectation.
     """
     state_dir = state_dir_of(folder)
     if accept:
@@ -34,7 +34,7 @@ def align(
         typer.echo(f"accepted: alignment {accept!r} of {len(order.ids)} rows")
         return
     if not (names := row_order.list_orders(state_dir)):
-        raise ValueError(f"{state_dir} has no order: the party has not aligned rows")
+        raise ValueError(f"{state_dir} has no order: first align rows, in a run")
     for name in names:
         order = row_order.read_order(state_dir, name)
         state = (
@@ -49,19 +49,19 @@ def journal(
         bool, typer.Option(help="Use this journal although it lost row sets.")
     ] = False,
 ) -> None:
-    """Say over how many sets of rows sums have left the party.
+    """Show over how many row sets sums have left the party.
 
-    A party stops where its journal was lost or restored from a backup, since it then
-    does not know all of these sets. With --confirm it uses the journal that is there:
-    later sums can then differ from forgotten ones by a single row.
+    A party whose journal was lost or restored from a backup no longer knows all of them
+    and refuses further sums. With --confirm it uses the present journal: later sums can
+    then differ from forgotten ones by a single row.
     """
     path = state_dir_of(folder) / FILE
     if confirm:
         confirm_journal(path)
     if not path.exists():
-        raise ValueError(f"{path} is missing: the party has not taken part in a run")
+        raise ValueError(f"{path} not found: the party has not taken part in a run")
     with closing(sqlite3.connect(path)) as db:
-        typer.echo(f"sets of rows in {path}: {count_sets(db)}")
+        typer.echo(f"row sets in {path}: {count_sets(db)}")
 
 
 def state_dir_of(folder: Path) -> Path:

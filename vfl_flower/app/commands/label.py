@@ -1,4 +1,4 @@
-"""Label new rows by a party's own part of a clustering, without a run."""
+"""Label new rows by a party's local clustering, without a run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def label(
     ],
     output: Annotated[Path, typer.Option(help="CSV file to write.")],
 ) -> None:
-    """Label new rows by a party's own part of a clustering, without a run.
+    """Label new rows by a party's local clustering, without a run.
 
-    Nothing leaves the machine. The node config is that of the party's SuperNode, with
-    the file of the new rows as data.
+    Nothing leaves the machine. The node config is the SuperNode's, with the file of the
+    new rows as data.
     """
     logging.basicConfig(format="%(message)s")
     try:
@@ -34,10 +34,10 @@ def label(
     except Exception:  # Flower's own error, whose base class differs by version
         raise ValueError(
             "node config must be 'key=value key=value' with text values in double "
-            "quotes, as of a SuperNode"
+            "quotes, like a SuperNode's"
         ) from None
     if output.exists() != output.is_file() or not output.absolute().parent.is_dir():
-        raise ValueError("output must be a file in a folder that exists")
+        raise ValueError("output must be a file, in an existing folder")
     if "data" not in with_data(config):
         raise ValueError("node config must name the new rows as 'data'")
     source = party_source(config, {})
@@ -47,12 +47,11 @@ def label(
         files = place.iterdir() if place.is_dir() else [place]
         if output.exists() and any(output.samefile(f) for f in files if f.exists()):
             raise ValueError(
-                "output must not be a file of the party: its data, or one that is in "
-                "its state-dir already"
+                "output must not replace the party's data or a file in its state-dir"
             )
     if is_model_id(model) and (source.state_dir / f"{model}.sqlite").exists():
         raise ValueError(
-            f"model {model} can forget rows, and its parties label rows in a run: "
+            f"model {model} can forget rows, so labelling new rows needs a run: "
             f"vfl-flower run STRATEGY --task predict --set model-id={model}"
         )
     part = load_part(source.state_dir, model)

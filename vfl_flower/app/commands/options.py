@@ -1,4 +1,4 @@
-"""Options that several commands of ``vfl-flower`` have, declared once."""
+"""Options of several commands of ``vfl-flower``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Set = Annotated[
     typer.Option("--set", help="key=value of docs/settings.md; may be repeated."),
 ]
 Config = Annotated[
-    Path | None, typer.Option(help="A TOML file of settings; --set wins.")
+    Path | None, typer.Option(help="A TOML file of settings; --set takes precedence.")
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that is logged.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show the whole log.")]
 
 
 FormatOption = Annotated[
@@ -42,17 +42,17 @@ FormatOption = Annotated[
 
 
 def print_json(value: Any) -> None:
-    """Print the answer of a command as JSON."""
+    """Print the result of a command as JSON."""
     typer.echo(json.dumps(value, indent=2))
 
 
 def absolute(data: str) -> str:
-    """Return a data file as a node config names it; a query stays as it is."""
+    """Return the absolute path of a data file; a query is unchanged."""
     return data if data.startswith(QUERY) else str(Path(data).expanduser().absolute())
 
 
 def check_there(data: str) -> None:
-    """Raise ValueError unless a data file, or one of a pattern or folder, is there."""
+    """Raise ValueError unless a data file, or one of a pattern or folder, exists."""
     if data.startswith(QUERY):
         return
     if not any(file.is_file() for file in files_of(Path(data).expanduser())):
@@ -67,13 +67,13 @@ _FILE_OPTIONS = {
         annotation=Annotated[type(setting.default), typer.Option(help=setting.meaning)],
     )
     for setting in settings_of(FileOptions)
-    if setting.name != "one_hot"  # without it a text column is an error alone
+    if setting.name != "one_hot"  # without it a text column is only an error
 }
 """The options of a command that takes a party file, by name."""
 
 
 def reads_a_file(command: C) -> C:
-    """Give a command, in the place of its ``**options``, those of a party file."""
+    """Replace the ``**options`` of a command by those of a party file."""
     signature = inspect.signature(command, eval_str=True)
     *declared, _ = signature.parameters.values()
     parameters = [*declared, *_FILE_OPTIONS.values()]
@@ -82,7 +82,7 @@ def reads_a_file(command: C) -> C:
 
 
 def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:
-    """Return the node config of a data file, and its options that are no defaults."""
+    """Return the node config of a data file, with options that differ from defaults."""
     chosen = {
         name.replace("_", "-"): value
         for name, value in options.items()
@@ -108,7 +108,7 @@ class Command(typer.core.TyperCommand):
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a command ends, without what could steer a terminal."""
+    """Return why a command failed, without control characters."""
     text = f"Error: {error}"
     if isinstance(error, RunFailed) and error.reason:
         text = f"the run failed: {error.reason}"

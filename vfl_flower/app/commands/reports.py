@@ -1,4 +1,4 @@
-"""``vfl-flower report``: the results of a finished run, as its folder has them."""
+"""``vfl-flower report``: the results of a finished run, from its folder."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ OutputDir = Annotated[
     str,
     typer.Option(
         "--output-dir",
-        help="The runs' output-dir.",
+        help="The output-dir of the runs.",
         callback=lambda folder: str(Path(folder).absolute()) if folder else "",
     ),
 ]
-"""Option of the commands that read the results of runs."""
+"""Option of the commands that read results of runs."""
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the folders of finished runs, the oldest first."""
 
     def age(result: Path) -> tuple[str, int]:
-        """Return its second, as the folder's name has it, and when it was written."""
+        """Return the time in the folder's name, and when the result was written."""
         return result.parent.name.rpartition("-")[0], result.stat().st_mtime_ns
 
     return [path.parent for path in sorted(folder.glob(f"*/{RESULT}"), key=age)]
 
 
 def find_run(name: str, folder: Path) -> Path:
-    """Return the folder of a run, given as a folder, its name, or Flower's number.
+    """Return the folder of a run from a folder, its name, or Flower's number.
 
     "" is the last run. Raises ValueError if there is no such run.
     """
@@ -47,8 +47,8 @@ def find_run(name: str, folder: Path) -> Path:
     if not matching:
         what = f"run {name!r}" if name else "finished run"
         raise ValueError(
-            f"there is no {what} in {folder}, which has {len(runs)} runs: a run writes "
-            "its results on the machine of the SuperLink"
+            f"there is no {what} in {folder}, which has {len(runs)} runs: look for "
+            "results on the machine of the SuperLink, or name their --output-dir"
         )
     return matching[-1]
 
@@ -64,18 +64,18 @@ class Stored:
     strategy: str
     task: str
     variant: str
-    """What the report calls it."""
+    """Its name in the report."""
 
     @property
     def name(self) -> str:
-        """What commands call it: its id, or else its run and its file."""
+        """Its name in commands: its id, or else its run and its variant."""
         return self.id or f"{self.file.parent.name}/{self.variant}"
 
 
 def stored_models(folder: Path, removed: bool = False) -> Iterator[Stored]:
     """Yield the models of readable runs in a folder, the oldest first.
 
-    With `removed` also those whose files are gone.
+    With `removed` also those whose files were removed.
     """
     for run in runs_in(folder):
         try:
@@ -93,7 +93,7 @@ def stored_models(folder: Path, removed: bool = False) -> Iterator[Stored]:
 
 
 def find_models(name: str, folder: Path) -> list[Stored]:
-    """Return the models of a name: versions of one id, or all models of a run."""
+    """Return the models with a name: versions of an id, or all models of a run."""
     return [
         model
         for model in stored_models(folder)
@@ -124,7 +124,7 @@ def report(
 ) -> None:
     """Show the report of a finished run, on the machine of its SuperLink.
 
-    The page, report.html in the run's folder, is made where it is not there.
+    If the run's folder has no page, report.html, the command makes it.
     """
     if rebuild:
         check_installed("matplotlib")
@@ -139,4 +139,4 @@ def report(
         paths = {"folder": str(folder), "page": str(page)}
         print_json(paths | read_result(folder))
     if open_ and typer.launch(str(page)):
-        raise ValueError("the browser cannot be opened: open the page in it")
+        raise ValueError(f"no browser can be opened here: open {page} in one yourself")

@@ -1,8 +1,7 @@
 """``vfl-flower run``: start a run on a SuperLink, and report its outcome.
 
-The bundle that it sends is of the installed package
-(:mod:`vfl_flower.app.commands.template`), the same bytes wherever the same version is
-installed, so that parties can pin it.
+It sends a bundle of the installed package (:mod:`vfl_flower.app.commands.template`):
+the same bytes wherever the same version is installed, so that parties can pin it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from vfl_flower.strategies import ALGORITHMS
 _FLOWERS = re.compile(
     r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:|Successfully installed |[╭│╰]"
 )
-"""Beginning of a line that Flower itself has logged, or of a box that it draws."""
+"""Start of a line that Flower itself logs, or of a box that it draws."""
 
 _WORDS = {"true": True, "false": False}
 
@@ -42,17 +41,17 @@ _WORDS = {"true": True, "false": False}
 def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
     """Return the settings of ``--set key=value`` options by the keys of the run config.
 
-    The algorithm's keys may be given without its name, and take precedence over those
-    of all strategies. Raises ValueError for no such pair, or an unknown key.
+    The algorithm's keys may be given without its name, and take precedence over common
+    keys. Raises ValueError for an invalid pair or an unknown key.
     """
     keys, values = run_keys(), {}
     for item in pairs:
         name, equals, text = map(str.strip, item.partition("="))
         if not equals:
-            raise ValueError(f"set must be key=value, got {item!r}")
+            raise ValueError(f"--set must be key=value, got {item!r}")
         key = keys.get(f"{strategy}.{name}") or keys.get(name)
         if key is None:
-            # As they may be given: those of this strategy without its name.
+            # Keys of this strategy may be given without its name.
             short = {key.removeprefix(f"{strategy}."): key for key in keys}
             hint = did_you_mean(name, {key: key for key in keys} | short)
             raise ValueError(f"run config has no key {name!r}{hint}")
@@ -67,8 +66,8 @@ def _value(key: Key, text: str) -> bool | int | float | str:
         try:
             lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
-            raise ValueError(f"set cannot read {text[1:]}: {reason}") from None
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise ValueError(f"--set cannot read {text[1:]}: {reason}") from None
         plain = (line.partition("#")[0].strip() for line in lines)
         text = ";".join(filter(None, plain))
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
@@ -89,10 +88,10 @@ def gather(
     file: Path | None = None,
     more: Mapping[str, bool | str] | None = None,
 ) -> dict[str, Any]:
-    """Return the run config of a command line, checked as the server will check it.
+    """Return the run config of a command line, checked as by the server.
 
-    `pairs` win over the TOML `file`. `more` are further keys. Raises ValueError if a
-    key or a value breaks a rule.
+    `pairs` take precedence over the TOML `file`; `more` are further keys. Raises
+    ValueError for an invalid key or value.
     """
     if strategy not in ALGORITHMS:
         hint = did_you_mean(strategy, [*ALGORITHMS])
@@ -113,10 +112,10 @@ def gather(
 
 
 class Follower:
-    """Shows the log of a run: of its steps one line each, of Flower's own lines none.
+    """Shows the log of a run: a line for each step, and none of Flower's own lines.
 
-    If `rewrites`, the output is a terminal, where a line of the same step replaces the
-    one before. `resumable` is whether the run has said how it is resumed.
+    If `rewrites`, the output is a terminal, in which a new line of a step replaces the
+    last one. `resumable` is whether the log has the command that resumes the run.
     """
 
     def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:
@@ -137,14 +136,14 @@ class Follower:
         if self._verbose:
             print(plain, flush=True)
             return
-        # What Flower logs of a failure, its stack too, comes last.
+        # What Flower logs of a failure, such as its stack, comes last.
         self._ended |= plain.startswith("ERROR")
         if plain and not self._ended and not _FLOWERS.match(plain):
             print(plain, flush=True)
 
 
 Federation = Annotated[
-    Path | None, typer.Option(help="The coordinator's folder, in the place of ~/.flwr.")
+    Path | None, typer.Option(help="The coordinator's folder, instead of ~/.flwr.")
 ]
 """Option of the commands that start runs."""
 
@@ -158,10 +157,10 @@ Strategy = Annotated[
 
 
 def connection_of(name: str, federation: Path | None = None) -> str:
-    """Return the connection to start a run on: a SuperLink, and no simulation.
+    """Return the connection for a run: a SuperLink, not a simulation.
 
-    From here on Flower reads the ``config.toml`` of the federation's folder, if given.
-    Raises ValueError if there is no such connection.
+    If `federation` is given, Flower reads the ``config.toml`` of this folder from now
+    on. Raises ValueError if there is no such connection.
     """
     from vfl_flower.app.flwr_internals.connections import read_superlink_connection
 
@@ -169,8 +168,8 @@ def connection_of(name: str, federation: Path | None = None) -> str:
         home = federation.absolute() / HOME
         if not (home / "config.toml").is_file():
             raise ValueError(
-                "federation must be the folder that vfl-flower coordinator was started "
-                f"with, and in {federation} it has never run"
+                "federation must be the folder of vfl-flower coordinator, but the "
+                f"coordinator has never run in {federation}"
             )
         os.environ["FLWR_HOME"] = str(home)
     try:
@@ -180,7 +179,7 @@ def connection_of(name: str, federation: Path | None = None) -> str:
         raise ValueError(f"connection: {' '.join(reason.split())}") from None
     if not connection.address or connection.address.startswith(":"):
         raise ValueError(
-            f"connection must be a SuperLink of Flower's config.toml, and "
+            f"connection must be a SuperLink of Flower's config.toml, but "
             f"{connection.name!r} is a simulation: name the coordinator's folder with "
             "--federation, or another SuperLink with --connection, or use vfl-flower "
             "simulate"
@@ -231,7 +230,7 @@ def start(
                 show=follower,
             )
     except RunFailed:
-        if run_ids and not follower.resumable:  # as where its ServerApp was killed
+        if run_ids and not follower.resumable:  # such as if its ServerApp was killed
             print(resume_command(config, run_ids[0], federation), end="", flush=True)
         raise
 
@@ -239,7 +238,7 @@ def start(
 def resume_command(
     config: Mapping[str, Any], run_id: str, federation: Path | None
 ) -> str:
-    """Return how a run is resumed whose checkpoint is on this machine, or ""."""
+    """Return the command that resumes a run with a checkpoint here, or ""."""
     complete = check_run_config(config)
     for file in output_dir(complete).glob(f"*-{run_id}/{FILE}"):
         resumed = complete | {"resume": file.parent.name}
@@ -263,10 +262,10 @@ def run(
     verbose: options.Verbose = False,
     format_: options.FormatOption = "text",
 ) -> None:
-    """Start a run on a SuperLink and follow it; end with its true status.
+    """Start a run on a SuperLink, follow it, and report its outcome.
 
     The exit code is 0 if the run has completed, and 1 if it was refused, failed or was
-    stopped, with the reason in a sentence. With --format json the log is on standard
+    stopped; the last line then says why. With --format json the log goes to standard
     error.
     """
     as_json = format_ == "json"
@@ -282,7 +281,7 @@ def run(
             )
         raise
     except KeyboardInterrupt:
-        typer.echo("no longer followed: the run continues", err=True)
+        typer.echo("stopped following the run, which continues", err=True)
         raise
     if as_json:
         ended = {"run-id": str(outcome.run_id), "status": outcome.status}

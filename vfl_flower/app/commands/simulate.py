@@ -1,7 +1,7 @@
 """``vfl-flower simulate``: a run on one machine, from files or example data.
 
 All files are checked first, and their faults are reported together. The run is in this
-process, and gives the model that SuperNodes would.
+process, and trains the same model as SuperNodes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def party_sources(
     n_parties: int = 3,
     state_dir: Path | None = None,
 ) -> list[PartySource]:
-    """Return where the data of each party are.
+    """Return the source of each party's data.
 
-    Without files, ``data`` of the run config is a folder of them, or a set, which is
-    split over `n_parties`. Raises ValueError if a file is not there or two share a
+    Without files, ``data`` of the run config is a folder of them, or a data set, which
+    is split over `n_parties`. Raises ValueError if a file is missing or two share a
     name, and PartyError if the folder has no party files.
     """
     data = Path(str(config.get("data", ""))).expanduser()
@@ -51,8 +51,8 @@ def party_sources(
         if not data.is_dir():
             raise ValueError(
                 "data must be a folder of party files, synthetic:n=..,d=.. or one of "
-                f"{', '.join(BUNDLED)}, got {str(config.get('data', ''))!r}; or give "
-                "files by --party"
+                f"{', '.join(BUNDLED)}, got {str(config.get('data', ''))!r}; --party "
+                "names single files"
             )
         files = folder_files(data, replace(common, index=0))
     if not files:
@@ -64,7 +64,7 @@ def party_sources(
         names = [name_of(file) for file in files]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"party files must differ in name, two are {name!r}")
+                raise ValueError(f"party files must have different names, not {name!r}")
         sources = [
             replace(common, data=str(file.absolute()), index=j, name=name)
             for j, (file, name) in enumerate(zip(files, names, strict=True))
@@ -76,9 +76,9 @@ def party_sources(
 
 
 def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
-    """Leave the options that name columns to the files that have these columns.
+    """Give each file those options that name its columns.
 
-    A column that no file has stays with all of them, whose check then says so.
+    All files get a column that none has: their checks report it.
     """
     held = [_columns(source) for source in sources]
     every = set().union(*held)
@@ -94,18 +94,18 @@ def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
 
 
 def _columns(source: PartySource) -> set[str]:
-    """Return the names of a file's columns; none where its check will say why."""
+    """Return the names of a file's columns; none where its check reports a fault."""
     from vfl_flower.data.conversion import header_of  # imports pyarrow
 
     try:
         return set(header_of(party_file(source)))
-    except Exception:  # a reader's own errors, which the check turns into sentences
+    except Exception:  # of any reader; the check turns them into sentences
         return set()
 
 
 @contextmanager
 def _logged_by(follower: Follower) -> Iterator[None]:
-    """Show what the run logs as ``vfl-flower run`` does, and nowhere else."""
+    """Show the log of the run as ``vfl-flower run`` does, and nowhere else."""
 
     def shown(record: logging.LogRecord) -> bool:
         follower(record.getMessage())
@@ -125,36 +125,36 @@ def simulate(
     strategy: Strategy,
     party: Annotated[
         list[Path] | None,
-        typer.Option(help="A party's file; once for each party, in party order."),
+        typer.Option(help="A party's file; repeat it for each party, in order."),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="Or a folder of party files, or a set such as diabetes.")
+        str, typer.Option(help="A folder of party files, or a set such as diabetes.")
     ] = "",
     parties: Annotated[
-        int, typer.Option(min=1, help="Parties that a set is split over.")
+        int, typer.Option(min=1, help="Number of parties to split a set over.")
     ] = 3,
     id_column: options.IdColumn = "",
     label_column: Annotated[
-        str, typer.Option(help="Column with the labels, of the file that has it.")
+        str, typer.Option(help="Column with the labels, in one of the files.")
     ] = "",
     task: options.Task = "train",
     set_: options.Set = None,
     config: options.Config = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder for what parties keep, for a later task."),
+        typer.Option(help="Folder for the parties' local models, for later tasks."),
     ] = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run a strategy on this machine: on files, on a folder of them, or on a set.
+    """Run a strategy on this machine, on party files or an example data set.
 
-    All files are checked first, and all that must be fixed is said at once. The exit
-    code is 0 if the run has completed.
+    All files are checked first, and all faults are reported together. The exit code is
+    0 if the run has completed.
     """
     files = list(party or [])
     more = {"id-column": id_column, "label-column": label_column, "data": data}
     if files and data:
-        raise ValueError("data must be left out where --party names the files")
+        raise ValueError("data must not be given together with --party")
     if data and (folder := Path(data).expanduser()).is_dir():
         more["data"] = str(folder.absolute())
     keys = {name: value for name, value in more.items() if value}
@@ -162,7 +162,7 @@ def simulate(
     complete = check_run_config(chosen)
     if not files and "data" not in chosen:
         typer.echo(
-            "neither --party nor --data is given: the rows are those of the set "
+            "neither --party nor --data is given: using the example data set "
             f"{complete['data']}, split over {parties} parties"
         )
     sources = party_sources(complete, files, parties, state_dir)
@@ -184,7 +184,7 @@ def _words(files: Sequence[Path], n_parties: int, state_dir: Path | None) -> lis
 
 
 def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
-    """Print what to fix or to look at; return whether anything must be fixed."""
+    """Print errors and warnings about files; return whether there are errors."""
     if not is_file(sources[0]):
         return False
     from vfl_flower.data.checking import check  # imports pyarrow
@@ -203,7 +203,7 @@ def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
     if len(set(sizes.values())) > 1:
         what = "columns" if horizontal else "rows"
         listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        texts["error"].append(f"all parties must hold as many {what}: {listed}")
+        texts["error"].append(f"all parties must have equally many {what}: {listed}")
     for level, lines in texts.items():
         for line in lines:
             typer.echo(f"{MARKS[level]}  {line}")

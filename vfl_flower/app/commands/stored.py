@@ -1,6 +1,6 @@
 """``vfl-flower models``: the models of finished runs, on the machine of the SuperLink.
 
-The parts that parties keep go by a run, in which each party removes its own.
+A run removes the parties' local models, each party its own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def show(
     output_dir_: reports.OutputDir = "",
     format_: FormatOption = "text",
 ) -> None:
-    """Show what the files of a model hold."""
+    """Show the content of a model's files."""
     folder = output_dir({"output-dir": output_dir_})
     models = reports.find_models(model, folder)
     if not models:
@@ -78,7 +78,7 @@ def show(
 
 
 def _described(stored: reports.Stored) -> dict[str, Any]:
-    """Return what a file holds; of an array of several numbers its shape alone."""
+    """Return the content of a file; of an array of several numbers, its shape."""
     loaded = load_model(stored.file)
     named = {"model": stored.name, "strategy": stored.strategy, "task": stored.task}
     arrays = {
@@ -92,14 +92,14 @@ def _described(stored: reports.Stored) -> dict[str, Any]:
 @app.command("remove", cls=Command)
 def remove(
     model: Annotated[
-        str, typer.Argument(help="The id; or the run, of a model without parts.")
+        str, typer.Argument(help="Its id, or the run if parties have no local model.")
     ],
     connection: Annotated[
-        str, typer.Option(help="The SuperLink whose parties have parts of it.")
+        str, typer.Option(help="The SuperLink of the parties with its local models.")
     ] = "",
     federation: Federation = None,
     strategy: Annotated[
-        str, typer.Option(help="Its strategy, where no run on this machine has it.")
+        str, typer.Option(help="Its strategy, if no run on this machine has it.")
     ] = "",
     set_: Annotated[
         list[str] | None,
@@ -110,7 +110,7 @@ def remove(
 ) -> None:
     """Remove a model at the server and, by a run, at all parties.
 
-    It can be repeated: a party that has nothing of the model says so.
+    The command can be repeated: a party without a local model reports that.
     """
     folder = output_dir({"output-dir": output_dir_})
     models = reports.find_models(model, folder)
@@ -122,14 +122,14 @@ def remove(
     ids = {stored.id for stored in models if stored.id} or {model}
     if len(ids) > 1:
         raise ValueError(
-            f"run {model!r} has several models, name one: {', '.join(ids)}"
+            f"run {model!r} has several models: name one of {', '.join(ids)}"
         )
     known = [m for m in reports.stored_models(folder, removed=True) if m.id in ids]
     algorithm = strategy or (known[0].strategy if known else "")
     if not algorithm:
         raise ValueError(
-            "strategy must be given, as --strategy, for a model that no run on this "
-            "machine has"
+            f"no run on this machine has model {model!r}: name its strategy with "
+            "--strategy"
         )
     pairs = [*(set_ or []), f"model-id={ids.pop()}"]
     if output_dir_:

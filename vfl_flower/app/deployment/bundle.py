@@ -1,4 +1,4 @@
-"""The bundle of the installed package's app, and what says that a bundle is this one.
+"""The bundle of the installed package's app, and its hash.
 
 ``flwr run`` packs a folder into a bundle (Flower calls it a FAB), which is known by its
 SHA-256. The same version of this package gives the same bundle everywhere, so that a

@@ -1,9 +1,8 @@
-"""The card of a party: one small public file that it gives to all others.
+"""The card of a party: a small public file for all other members of the federation.
 
-A card holds the party's name, the public key by which its peers pin it, and the public
-key of its SuperNode, which the owner of the SuperLink registers. Its fingerprint is a
-digest of all three: two people who compare it on the telephone know that nobody has
-put another card in the place of this one.
+A card has the party's name, the public key that its peers pin, and the public key of
+its SuperNode, which the coordinator registers. Its fingerprint is a digest of all
+three: two people who compare it on the telephone know that nobody has replaced it.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ _DIGITS = 32
 _DOMAIN = "vfl_flower card 1"
 
 _ABOUT = """\
-# The card of a party, for the others of its federation. All of it is public. Whoever
-# gets it compares the fingerprint on the telephone with the one that the party sees.
+# The public card of a party, for all other members of its federation. Compare its
+# fingerprint on the telephone with the one that the party sees.
 """
 
 
 @dataclass(frozen=True)
 class Card:
-    """What others must know of a party; raises ValueError for another form."""
+    """A party's name and public keys; raises ValueError for an invalid field."""
 
     name: str
     """Its ``party-name``: letters, digits, blanks, points, dashes and underscores."""
     identity: str
-    """Its public key (Ed25519), as ``[peers]`` of a ``consent.toml`` has it."""
+    """Its public key (Ed25519), as in ``[peers]`` of a ``consent.toml``."""
     supernode: str
-    """The public key of its SuperNode (P-384), as OpenSSH writes it."""
+    """The public key of its SuperNode (P-384), in OpenSSH's format."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -64,8 +63,8 @@ class Card:
             valid = None
         if not valid:
             raise ValueError(
-                "supernode must be a public key on the curve P-384 as OpenSSH writes "
-                f"it, without a comment, got {self.supernode[:60]!r}"
+                "supernode must be a public key on the curve P-384 in OpenSSH's "
+                f"format, without a comment, got {self.supernode[:60]!r}"
             )
 
     @property
@@ -77,7 +76,7 @@ class Card:
 
     @property
     def supernode_pem(self) -> bytes:
-        """The key of the SuperNode as Flower keeps it."""
+        """The key of the SuperNode in Flower's format."""
         key = load_ssh_public_key(self.supernode.encode())
         return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
@@ -99,21 +98,21 @@ class Card:
             card = cls(**table)
             if fingerprint != card.fingerprint:
                 raise ValueError(
-                    f"its fingerprint must be that of its keys, {card.fingerprint}, "
-                    "but it is another one: ask for the card again"
+                    f"its fingerprint must be {card.fingerprint}, by its keys: ask for "
+                    "the card again"
                 )
         except ValueError as error:
             raise ValueError(f"{path} is no card of a party: {error}") from None
         return card
 
     def write(self, path: Path) -> None:
-        """Write the card; an earlier one is replaced."""
+        """Write the card, and replace an earlier one."""
         table = asdict(self) | {"fingerprint": self.fingerprint}
         write_whole(path, (_ABOUT + tomli_w.dumps(table)).encode())
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError unless a name can be that of a party and of its folder."""
+    """Raise ValueError unless a party and its folder can have this name."""
     if not (len(name) <= MOST_OF_NAME and re.fullmatch(r"\w[\w. -]*(?<! )", name)):
         raise ValueError(
             f"name must be 1 to {MOST_OF_NAME} letters, digits, blanks, points, dashes "
@@ -122,14 +121,14 @@ def check_name(name: str) -> None:
 
 
 def load_cards(paths: list[Path]) -> list[Card]:
-    """Read cards; raise ValueError too if two have a name or a key in common."""
+    """Read cards; raise ValueError also if two share a name or a key."""
     cards = [Card.load(path) for path in paths]
     for what in ("name", "identity", "supernode"):
         values = [getattr(card, what) for card in cards]
         for k, value in enumerate(values):
             if value in values[:k]:
                 raise ValueError(
-                    f"each card must have a {what} of its own, but {paths[k]} has that "
-                    f"of {paths[values.index(value)]}"
+                    f"cards must differ in {what}, but {paths[k]} and "
+                    f"{paths[values.index(value)]} have the same"
                 )
     return cards

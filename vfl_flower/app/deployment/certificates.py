@@ -1,4 +1,4 @@
-"""The files of a federation's TLS and of its SuperNodes' keys, as flwr takes them."""
+"""Certificates of a federation and keys of its SuperNodes, as files for flwr."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 CURVE = ec.SECP384R1()
-"""``flwr supernode register`` takes the NIST curves, and recommends this one."""
+"""``flwr supernode register`` accepts the NIST curves, and recommends this one."""
 
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
-"""What all parties get, what the SuperLink shows, and what stays with it."""
+"""The file for all parties, the SuperLink's certificate, and its secret key."""
 
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Write a certificate authority, and the SuperLink's certificate by it, or nothing.
+    """Write an authority and the SuperLink's certificate signed by it, or nothing.
 
-    `folder` is made if it is missing, and gets ``ca.crt`` (for everyone),
+    `folder` is made if it is missing, and gets ``ca.crt`` (for all parties),
     ``server.pem`` and ``server.key``. The key of the authority is discarded: it signs
     only this certificate. The `hosts` must include 127.0.0.1, at which a SuperLink
     connects to itself. Raises FileExistsError if the folder has one of the files, and
@@ -46,7 +46,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Federation")])
     server = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     signer = authority_key.public_key()
-    start = datetime.now(UTC) - timedelta(minutes=5)  # for clocks that are behind
+    start = datetime.now(UTC) - timedelta(minutes=5)  # for slow clocks
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     contents = {KEY: private}
     for name, subject, public_key in (
@@ -105,7 +105,7 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ValueError(f"{path} must hold a certificate in PEM") from None
     if (end := certificate.not_valid_after_utc) < datetime.now(UTC):
         raise ValueError(
-            f"{path} must be valid, but it was so until {end:%Y-%m-%d}: make new "
+            f"{path} must be valid, but it expired on {end:%Y-%m-%d}: make new "
             "certificates, and give the new ca.crt to all parties"
         )
     return certificate
@@ -114,9 +114,9 @@ def read_certificate(path: Path) -> x509.Certificate:
 def write_supernode_key(path: Path) -> str:
     """Write a SuperNode's private key; return the public key to register.
 
-    Both are in OpenSSH's format, as ``ssh-keygen -t ecdsa -b 384`` writes them. Only
-    its owner may read the private key. Raises FileExistsError if `path` exists: a key
-    that may be registered is not overwritten.
+    Both are in OpenSSH's format, as by ``ssh-keygen -t ecdsa -b 384``. Only the owner
+    may read the private key. Raises FileExistsError if `path` exists: a key that may be
+    registered is not overwritten.
     """
     key = ec.generate_private_key(CURVE)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -139,5 +139,5 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _new_file(path: Path, mode: int) -> BinaryIO:
-    """Open a new file of a mode; raise FileExistsError if there is one."""
+    """Create a file with a mode; raise FileExistsError if it exists."""
     return open(path, "xb", opener=partial(os.open, mode=mode))

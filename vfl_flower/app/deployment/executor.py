@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 KNOWN = "1.40 to 1.42"
-"""Versions of flwr whose internal functions are those that this package calls."""
+"""Versions of flwr with the internal functions that this package calls."""
 
 
 app = typer.Typer(add_completion=False)
@@ -34,8 +34,8 @@ def supernode(
 ) -> None:
     """Start a SuperNode that runs the installed package.
 
-    All other options are those of flower-supernode. It runs in the foreground, until
-    SIGINT or SIGTERM or the server is lost.
+    All other options are those of flower-supernode. It runs in the foreground until
+    SIGINT or SIGTERM, or until it loses the SuperLink.
     """
     pinned = frozenset(bundle or ())
     for text in pinned:
@@ -48,7 +48,7 @@ def supernode(
         check_flower()
     except ImportError as error:
         sys.exit(
-            f"the SuperNode needs flwr {KNOWN}, and the installed version is "
+            f"the SuperNode needs flwr {KNOWN}, but the installed version is "
             f"{version('flwr')}: {error}"
         )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

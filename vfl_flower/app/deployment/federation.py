@@ -1,7 +1,7 @@
-"""The commands by which organisations set up a federation.
+"""The commands that set up a federation.
 
-Each party runs ``init`` and ``party``; the owner of the SuperLink runs ``certificates``
-and ``coordinator``. What they start runs in the foreground, and ends with them.
+Each party runs ``init`` and ``party``; the coordinator runs ``certificates`` and
+``coordinator``. They start processes in the foreground, and stop these when they end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ HOME = "flwr"
 """Flower's own folder (``FLWR_HOME``) in the folder of a party or a coordinator."""
 
 DATABASE = "superlink.sqlite"
-"""What the SuperLink keeps from one start to the next, in Flower's folder."""
+"""The SuperLink's database, in Flower's folder."""
 
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port for SuperNodes.")]
 Systemd = Annotated[
@@ -70,25 +70,24 @@ Systemd = Annotated[
 ]
 
 LOCK = "coordinator.lock"
-"""File that a coordinator locks in its folder, with its process and when it started."""
+"""File that a coordinator locks in its folder, with its process and time of start."""
 
 WHY_ENDED = {
     "code: 2004": """\
-The SuperLink has refused the key of this SuperNode (code 2004), which has three causes
-that flwr does not tell apart. The key is not registered: the coordinator must start
-with this party's card. Or this party runs already, in another terminal or on another
-machine: stop one of the two. Or it was killed: the SuperLink treats a killed SuperNode
-as still connected for half a minute, so wait 30 seconds.""",
+The SuperLink has refused the key of this SuperNode (code 2004), for one of three
+reasons. The key is not registered: the coordinator must start with this party's card.
+Or this party already runs, in another terminal or on another machine: stop one of the
+two. Or it was killed: the SuperLink treats a killed SuperNode as still connected for
+half a minute, so wait 30 seconds.""",
     "certificate verify failed": """\
-The certificate of the SuperLink must be of the authority in --ca, and for the host in
---superlink, but it is not; the line with "certificate verify failed" says which.""",
+The certificate of the SuperLink must be signed by the authority in --ca, for the host
+in --superlink; the line with "certificate verify failed" says which one differs.""",
     "401 Unauthorized": """\
-The SuperLink has dropped this SuperNode, as its list of keys no longer contains this
-party's: the coordinator was started without this party's card, or its superlink.sqlite
-was replaced. Ask the coordinator to start with the card, then start this command
-again.""",
+The SuperLink has dropped this SuperNode, whose key is no longer registered: the
+coordinator was started without this party's card, or its superlink.sqlite was replaced.
+Ask the coordinator to start with the card, then start this command again.""",
 }
-"""What a SuperNode that ends has in its log, and what that means."""
+"""Log lines of a SuperNode that stops, and their explanations."""
 
 
 @reads_a_file
@@ -97,14 +96,14 @@ def init(
     data: Annotated[str, typer.Option(help="The party file, or a query of DuckDB.")],
     strategies: Annotated[
         list[str] | None,
-        typer.Option("--for", help="A strategy whose needs may leave; repeatable."),
+        typer.Option("--for", help="Permit what this strategy needs; repeatable."),
     ] = None,
     **options: Any,
 ) -> None:
     """Check a party file, and write the folder NAME of the party with its keys.
 
-    It stops where the file must be fixed first, and where the folder exists. The
-    party gives NAME.card, which is public, to all others of the federation.
+    It stops if the file must be fixed first, or the folder exists. The party gives
+    NAME.card, which is public, to all other members of the federation.
     """
     config = node_keys(data, **options)
     chosen = list(dict.fromkeys(strategies or []))
@@ -112,14 +111,14 @@ def init(
     check_there(data)
     if os.path.lexists(name):
         raise ValueError(
-            f"{name} is there already, and nothing in it is replaced: change its "
-            f"{NODE_CONFIG} or {CONSENT} with an editor, or choose another name"
+            f"{name} exists, and init does not replace it: edit its {NODE_CONFIG} or "
+            f"{CONSENT}, or choose another name"
         )
     terms = {strategy: terms_of(strategy) for strategy in chosen}
     readings = readings_of(config, chosen)
     print_findings(readings, show=False)
     if not all(checked.sound for checked, _ in readings):
-        raise ValueError("nothing is written: the file must be fixed first")
+        raise ValueError("nothing was written: the file must be fixed first")
     kinds = in_order(kind for asked in terms.values() for kind in asked.needs)
     card = write_party_folder(Path(name), config, kinds)
     typer.echo(
@@ -139,8 +138,8 @@ def init(
         typer.echo(f"  {asked.less}.\n" if asked.less else "")
     if not chosen:
         typer.echo(
-            f"{CONSENT} lets nothing leave but sums over three or more parties: most "
-            "runs need more, see [leaves] there.\n"
+            f"{CONSENT} only permits sums over three or more parties: most runs need "
+            "more, see [leaves] there.\n"
         )
     typer.echo("Fingerprint of the card, to be compared on the telephone:")
     typer.echo(f"  {card.fingerprint}")
@@ -157,14 +156,14 @@ def certificates(
         Path, typer.Option(help="Where to write; made if missing.")
     ] = Path("federation"),
     days: Annotated[
-        int, typer.Option(min=1, max=3650, help="How long they are valid.")
+        int, typer.Option(min=1, max=3650, help="Days until they expire.")
     ] = 365,
 ) -> None:
-    """Write the certificates of a SuperLink, and an authority that signs no others."""
+    """Write a SuperLink's certificate, and an authority that signs no other one."""
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     if (folder / KEY).exists():
         raise ValueError(
-            f"{folder} has certificates already, and they are not replaced: choose "
+            f"{folder} already has certificates, which are not replaced: choose "
             "another --folder"
         )
     write_certificates(folder, names, days)
@@ -185,7 +184,7 @@ def fingerprint_of(certificate: Path) -> str:
 
 
 def superlink_command(folder: Path, port: int) -> list[str]:
-    """Return the command of a SuperLink, which its own machine alone can reach."""
+    """Return the command of a SuperLink that only its own machine can reach."""
     return [
         "flower-superlink",
         "--host=127.0.0.1",
@@ -201,7 +200,7 @@ def superlink_command(folder: Path, port: int) -> list[str]:
 
 
 def server_executor_command(folder: Path, port: int, superlink: int) -> list[str]:
-    """Return the command that starts the ServerApps of a SuperLink, by its process."""
+    """Return the command that starts the ServerApps of a SuperLink's process."""
     options = [f"--superlink=127.0.0.1:{port}", f"--parent-pid={superlink}"]
     options.append(f"--root-certificates={folder / AUTHORITY}")
     return [sys.executable, "-m", "vfl_flower.app.deployment.server_executor", *options]
@@ -215,7 +214,7 @@ def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str
 
 
 def write_connection(folder: Path, port: int, home: Path) -> None:
-    """Write into `home` how ``flwr`` finds the SuperLink at a port of this machine."""
+    """Write a ``config.toml`` for ``flwr`` with the SuperLink at a local port."""
     options = {"root-certificates": str(folder / AUTHORITY)}
     write_flower_config(home, CONNECTION, port, options)
 
@@ -237,15 +236,15 @@ def coordinator(
 ) -> None:
     """Start a SuperLink, and register the SuperNodes of the parties' cards.
 
-    It runs until Ctrl-C or SIGTERM. Runs can be started on this machine alone.
+    It runs until Ctrl-C or SIGTERM. Runs can only be started on this machine.
     """
     folder = folder.absolute()
     parties = load_cards(cards)
     for name in (AUTHORITY, CERTIFICATE, KEY):
         if not os.access(folder / name, os.R_OK):
             raise ValueError(
-                f"{folder / name} must be there, as vfl-flower certificates has "
-                "written it, and readable for you"
+                f"{folder / name} must be a file that you can read, as written by "
+                "vfl-flower certificates"
             )
     for name in (AUTHORITY, CERTIFICATE):
         read_certificate(folder / name)
@@ -264,7 +263,7 @@ def coordinator(
         stack.callback(forget_messages, folder / HOME / DATABASE)
         shown = stack.enter_context(until_ended(folder / HOME))
         _start_superlink(shown, folder, local_port, parties)
-        # Only now: a SuperNode whose key is not registered yet would give up.
+        # Only now: a SuperNode whose key is not yet registered would give up.
         shown.start("the gate", gate_command(folder, host, port, local_port))
         typer.echo(
             f"\nSuperNodes connect to port {port}. Runs are started on this "
@@ -277,15 +276,15 @@ def coordinator(
 def _start_superlink(
     shown: Shown, folder: Path, port: int, cards: Sequence[Card]
 ) -> None:
-    """Start a SuperLink and what starts its ServerApps, and register SuperNodes."""
+    """Start a SuperLink and the process of its ServerApps; register SuperNodes."""
     for card in cards:
         typer.echo(f"card of {card.name}: {card.fingerprint}")
     home = folder / HOME
     write_connection(folder, port, home)
     known = take_up(home / DATABASE, [card.supernode_pem for card in cards])
     command = superlink_command(folder, port)
-    # On SIGTERM it would take no call any more, and for a minute let those who follow a
-    # run wait for its log.
+    # After SIGTERM it would answer nobody, and those who follow a run would wait for a
+    # minute for its log.
     link = shown.start("the SuperLink", command, signal.SIGKILL)
     wait_for_superlink(link, port, folder / AUTHORITY)
     starter = server_executor_command(folder, port, link.pid)
@@ -299,7 +298,7 @@ def _start_superlink(
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a coordinator's folder, or raise ValueError if another does."""
+    """Hold the lock of a coordinator's folder; raise ValueError if another does."""
     make_private(folder / LOCK)
     with (folder / LOCK).open("r+") as file:
         try:
@@ -308,7 +307,7 @@ def locked(folder: Path) -> Iterator[None]:
             holder = file.readline().strip() or "another process"
             raise ValueError(
                 f"folder {folder} already has a running coordinator ({holder}): stop "
-                "it first, or give this one a folder of its own"
+                "it first, or use another folder"
             ) from None
         file.truncate(0)
         since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
@@ -318,7 +317,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def register(processes: Processes, card: Card) -> None:
     """Register the SuperNode of a card; raise RunFailed if its key is not accepted."""
-    public = processes.home / "supernode.pub"  # flwr takes a key from a file alone
+    public = processes.home / "supernode.pub"  # flwr only reads keys from files
     public.write_text(f"{card.supernode}\n")
     options = (str(public), CONNECTION, "--name", card.name)
     processes.flwr("supernode", "register", *options)
@@ -359,7 +358,7 @@ def supernode_command(
 def _print_peers(
     consent: Consent, cards: Sequence[Card], ca: Path, *, err: bool
 ) -> None:
-    """Print whom the party knows, and what to compare; raise ValueError for nobody."""
+    """Print the party's peers, and fingerprints; raise ValueError without peers."""
     pinned, least = consent.peers or {}, consent.least_parties
     if not pinned and not consent.trust_on_first_use:
         raise ValueError(
@@ -371,7 +370,7 @@ def _print_peers(
         typer.echo(f"card of {card.name}: {card.fingerprint}", err=err)
     typer.echo(
         f"{ca.name}: {fingerprint_of(ca)}\n"
-        "Compare these fingerprints on the telephone, before the first run.",
+        "Compare these fingerprints on the telephone before the first run.",
         err=err,
     )
     if len(pinned) + 1 < least and not consent.trust_on_first_use:
@@ -379,8 +378,8 @@ def _print_peers(
         if (len(pinned), least) == (1, LEAST_PARTIES):
             two = "; for runs of two, see two-parties there"
         typer.echo(
-            f"Note: {len(pinned)} pinned, but {CONSENT} wants runs of at least {least} "
-            f"parties{two}.",
+            f"Note: {len(pinned)} pinned, but {CONSENT} needs at least {least} parties "
+            f"in a run{two}.",
             err=True,
         )
 
@@ -394,21 +393,17 @@ def party(
         typer.Option("--peer", help="Card of another party; repeatable."),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="Another file this time, such as new rows to predict.")
+        str, typer.Option(help="A file for this start, such as new rows to predict.")
     ] = "",
     bundles: Annotated[
         list[str] | None,
-        typer.Option(
-            "--bundle",
-            metavar="HASH",
-            help="Run this bundle too, besides the installed package; repeatable.",
-        ),
+        typer.Option("--bundle", metavar="HASH", help="Also run this one; repeatable."),
     ] = None,
     systemd: Systemd = False,
 ) -> None:
     """Pin the keys of the other parties, and start the SuperNode of this one.
 
-    It runs until Ctrl-C or SIGTERM. Peers that are pinned need not be named again.
+    It runs until Ctrl-C or SIGTERM. Pinned peers need not be named again.
     """
     folder, ca = folder.absolute(), ca.absolute()
     if not re.fullmatch(r"[^\s:/]+:[1-9]\d{0,4}", superlink):
@@ -420,7 +415,7 @@ def party(
     if data:
         check_there(data)
     if not os.access(folder / SUPERNODE_KEY, os.R_OK):
-        raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
+        raise ValueError(f"{folder / SUPERNODE_KEY} must be a file that you can read")
     cards = load_cards(peers or [])
     consent = pin_peers(source, consent, cards)
     _print_peers(consent, cards, ca, err=systemd)
@@ -435,8 +430,8 @@ def party(
         node_config = write_with_data(folder, absolute(data)) if data else None
         command = supernode_command(folder, superlink, ca, bundles or [], node_config)
         typer.echo(
-            f"Connecting to {superlink}. While no SuperLink answers there, the "
-            "SuperNode tries again."
+            f"Connecting to {superlink}. The SuperNode tries again until a SuperLink "
+            "answers."
         )
         shown.start("the SuperNode", command)
         shown.wait(WHY_ENDED)

@@ -2,7 +2,7 @@
 
 :class:`vfl_flower.app.deployment.processes.Processes` starts this file as a program,
 with a socket for its standard input. The import of Flower takes most of the time of a
-short command, and here it happens once; so the file imports nothing else of this
+short command, and here it happens once. So this file imports nothing else of the
 package.
 """
 
@@ -45,7 +45,7 @@ def run(
     folder: str,
     arguments: list[str],
 ) -> None:
-    """Be one command."""
+    """Run one command in this process."""
     channel.close()
     for stream, copy in zip(streams, (1, 2), strict=True):
         os.dup2(stream, copy)
@@ -59,9 +59,9 @@ if __name__ == "__main__":
     (flwr,) = distribution("flwr").entry_points.select(
         group="console_scripts", name="flwr"
     )
-    with suppress(Exception):  # each command says it
+    with suppress(Exception):  # each command reports it
         flwr.load()
-    gc.freeze()  # so that a fork shares the memory of what is imported
+    gc.freeze()  # so that forks share the memory of imported modules
     with socket.socket(fileno=os.dup(0)) as socket_of_requests:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         serve(socket_of_requests, flwr)

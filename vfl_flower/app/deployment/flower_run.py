@@ -46,7 +46,7 @@ from vfl_flower.protocol.names import did_you_mean
 CONNECTION = "loopback"
 """Name of the private SuperLink in the private ``config.toml``."""
 KILLED = "the ServerApp was killed"
-"""What the SuperLink is told of one."""
+"""How the SuperLink calls a killed ServerApp."""
 
 REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
 
@@ -69,9 +69,9 @@ def run(
 ) -> RunOutcome:
     """Simulate a Flower project, show its log and return when it has completed.
 
-    A private SuperLink on loopback simulates the SuperNodes with Ray, and is stopped at
-    the end. After `timeout` seconds the run is abandoned. Raises RunFailed if it was
-    refused, failed, was stopped or timed out, and ValueError if Ray is missing.
+    A private SuperLink on loopback simulates the SuperNodes with Ray, and stops at the
+    end. Raises RunFailed if the run was refused, failed, was stopped or took longer
+    than `timeout` seconds, and ValueError if Ray is missing.
     """
     check_installed("ray")
     # One CPU a party: Flower's default of 2 leaves a small machine with none.
@@ -100,8 +100,8 @@ def submit(
 ) -> RunOutcome:
     """Submit a project to a running SuperLink, show its log, return when completed.
 
-    `started` is called with the number of the run, and `show` with each line of its
-    log. Raises RunFailed as :func:`run` does.
+    Calls `started` with the number of the run, and `show` with each line of its log.
+    Raises RunFailed like :func:`run`.
     """
     # As a file: in a KEY=VALUE pair, Flower has no escape for a quote.
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
@@ -120,9 +120,8 @@ def submit(
                 processes.flwr("stop", run_id, connection)
             raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
         if row := _ended(processes, run_id, connection):
-            break  # otherwise only the connection has broken off
-    # Flower ends a stream by a status that it reads after the log, and so without the
-    # lines that came in between.
+            break  # otherwise only the connection was lost
+    # Flower ends a stream when the run has finished, perhaps without its last lines.
     _show_log(processes, run_id, connection, give_up, lines, show)
     output = "".join(lines)
     if row["status"] != "finished:completed":
@@ -137,7 +136,7 @@ def submit(
 def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any] | None:
     """Return Flower's row of a finished run, or None if the run continues.
 
-    Raises RunFailed if the SuperLink has stopped, or knows no such run.
+    Raises RunFailed if the SuperLink has stopped, or does not know the run.
     """
     deadline = time.monotonic() + 30
     while True:
@@ -148,8 +147,8 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
                 last = str(error).strip().splitlines()[-1].strip()
                 raise RunFailed(
                     str(error),
-                    "the SuperLink no longer lists it, as one that was "
-                    f"killed or has started anew ({last}){_how_to_go_on(run_id)}",
+                    "the SuperLink no longer lists it, as after a kill or a restart "
+                    f"({last}){_how_to_continue(run_id)}",
                 ) from None
         else:
             if row["status"].startswith("finished"):
@@ -160,34 +159,34 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
 
 
 def why(status: str, details: str, run_id: str) -> str:
-    """Return why a run has failed, in a sentence, from Flower's words."""
+    """Return why a run has failed, in a sentence from Flower's details."""
     details = " ".join(details.split())
     if status == "finished:stopped":
         return "it was stopped"
     if "heartbeat" in details:
         return (
-            f"the ServerApp has gone silent, as one that was killed ({details})"
-            f"{_how_to_go_on(run_id)}"
+            f"the ServerApp has gone silent, as after a kill ({details})"
+            f"{_how_to_continue(run_id)}"
         )
     if details.startswith(KILLED):
-        return f"{details}{_how_to_go_on(run_id)}"
+        return f"{details}{_how_to_continue(run_id)}"
     _, marker, sentence = details.partition("failed with exception: ")
     return sentence if marker else details or f"it is {status}"
 
 
-def _how_to_go_on(run_id: str) -> str:
-    """Return what to do after a run whose ServerApp could not say it any more."""
+def _how_to_continue(run_id: str) -> str:
+    """Return how to continue a run whose ServerApp could not log it."""
     return (
-        "; to go on, start it with resume= and the name of the folder in output-dir "
-        f"that ends in -{run_id}, or as it was where there is none"
+        "; to continue, start it with resume= and the name of the folder in output-dir "
+        f"that ends in -{run_id}, or without resume= if there is none"
     )
 
 
 def start_superlink(processes: Processes, *options: str) -> int:
     """Start a SuperLink on loopback, name it `CONNECTION`; return the port of its APIs.
 
-    Its working directory is the private folder, since a ServerApp must not depend on
-    where the user is. Raises RunFailed if it ended or did not answer in time.
+    Its working directory is the private folder, so that ServerApps do not depend on the
+    user's. Raises RunFailed if it ended or did not answer in time.
     """
     port = free_port()
     write_flower_config(processes.home, CONNECTION, port, {"insecure": True})
@@ -207,7 +206,7 @@ def wait_for_superlink(
     """Wait until a SuperLink of this machine answers, by TLS if `ca` is given.
 
     Raises RunFailed if it ended or did not answer in time, and ValueError if its
-    certificate is not for it or not of the authority `ca`.
+    certificate is not for 127.0.0.1 or not signed by `ca`.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     if ca is not None:
@@ -225,7 +224,7 @@ def wait_for_superlink(
                 return connection.getresponse().status == 200
             except ssl.SSLCertVerificationError as error:
                 raise ValueError(
-                    f"{CERTIFICATE} must be for 127.0.0.1 and of {AUTHORITY}: "
+                    f"{CERTIFICATE} must be for 127.0.0.1 and signed by {AUTHORITY}: "
                     f"{error.verify_message}"
                 ) from None
             except OSError:
@@ -242,14 +241,14 @@ def _show_log(
     lines: list[str],
     show: Callable[[str], None],
 ) -> None:
-    """Show what is new of a run's log until it ends or `give_up`; add to `lines`."""
+    """Show new lines of a run's log until it ends or `give_up`; add them to `lines`."""
     known, (source, sink) = len(lines), os.pipe()
     with (
         os.fdopen(source, errors="replace") as shown,
         os.fdopen(sink, "wb") as log,
         processes.command(("log", run_id, connection, "--stream"), log, log) as viewer,
     ):
-        log.close()  # so that what is shown ends with the command
+        log.close()  # so that `shown` ends with the command
         timer = threading.Timer(max(0.0, give_up - time.monotonic()), viewer.kill)
         if give_up < math.inf:
             timer.start()
@@ -276,7 +275,7 @@ def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str,
 
 
 def _parsed(item: str) -> dict[str, Any]:
-    """Return keys and values, as Flower reads them, of pairs or of the file named."""
+    """Return the values of pairs or of a TOML file by keys, as Flower reads them."""
     if item.endswith(".toml"):
         return read_settings(Path(item))
     no_pairs = _PAIR.sub("", item).split()
@@ -303,7 +302,7 @@ def _check_keys(project: Path, keys: Iterable[str]) -> None:
         table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
         known = [*flatten_dict(table["tool"]["flwr"]["app"]["config"])]
     except (OSError, ValueError, KeyError):
-        return  # Flower will say what is wrong with the project
+        return  # Flower reports what is wrong with the project
     short = {name.rpartition(".")[2]: name for name in reversed(known)}
     for key in keys:
         if key not in known:

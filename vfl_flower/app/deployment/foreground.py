@@ -23,12 +23,11 @@ import typer
 from vfl_flower.app.deployment.processes import Processes, RunFailed
 
 RESTART = 10
-"""Seconds after which systemd starts again what has failed, as often as it takes.
+"""Seconds after which systemd restarts a failed command, as often as necessary.
 
 A SuperLink treats a killed SuperNode as still connected until it has missed two
-heartbeats, and refuses the same key meanwhile, so the first starts may fail.
-A run begins to wait when the SuperLink takes the party for gone, and waits much longer
-than this, :data:`vfl_flower.server.exchange.ABSENCE`.
+heartbeats, and refuses the same key meanwhile, so the first restarts may fail. A run
+waits for the party much longer, :data:`vfl_flower.server.exchange.ABSENCE`.
 """
 
 TIED = (
@@ -37,8 +36,8 @@ TIED = (
     "ctypes.CDLL(None).prctl(1, int(kind))\n"  # PR_SET_PDEATHSIG
     "if os.getppid() == int(parent): os.execvp(command[0], command)\n"
 )
-"""Runs a command that Linux ends when its parent is gone: the parent's number and the
-signal come first."""
+"""Runs a command that Linux ends after its parent; the first arguments are the
+parent's number and the signal."""
 
 
 class Shown:
@@ -55,9 +54,9 @@ class Shown:
     def start(
         self, name: str, command: Sequence[str], kind: signal.Signals = signal.SIGTERM
     ) -> subprocess.Popen[str]:
-        """Start a command, which a signal ends where this process is killed.
+        """Start a command, which gets the signal `kind` if this process is killed.
 
-        It is printed, and so is what it prints. Errors name it by `name`.
+        It is printed, and so is its output. Errors call it `name`.
         """
         typer.echo(f"$ {shlex.join(command)}")
         tied = [sys.executable, "-Ic", TIED, str(os.getpid()), str(int(kind))]
@@ -72,9 +71,9 @@ class Shown:
         return process
 
     def wait(self, reasons: Mapping[str, str] | None = None) -> None:
-        """Wait until a process ends by itself, and raise RunFailed, which names it.
+        """Wait until a process ends by itself, and raise RunFailed with its name.
 
-        `reasons` maps what the processes may have printed to what that means.
+        `reasons` maps text that processes may print to explanations.
         """
         name = self._ended.get()
         time.sleep(0.5)  # for its last lines
@@ -98,12 +97,12 @@ class Shown:
 
 @contextlib.contextmanager
 def until_ended(home: Path) -> Iterator[Shown]:
-    """Let processes run until one ends, or this one is told to end, which is no error.
+    """Let processes run until one ends; a signal to this one is no error.
 
     All of them have ended when this returns.
     """
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(kind) != signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(kind) != signal.SIG_IGN:  # as under nohup
             signal.signal(kind, signal.default_int_handler)
     try:
         with Processes(home) as processes:
@@ -134,7 +133,7 @@ ExecStart={" ".join(map(_unit_word, words))}
 User={getpass.getuser()}
 UMask=0077
 NoNewPrivileges=true
-# It ends what it has started.
+# It stops the processes that it has started.
 KillMode=mixed
 # A SuperLink treats a killed SuperNode as still connected for half a minute.
 Restart=on-failure

@@ -27,10 +27,10 @@ from starlette.routing import Route
 from vfl_flower.app.deployment.certificates import AUTHORITY, CERTIFICATE, KEY
 
 SUPERNODES = re.compile("/v1/fleet/[a-z-]+")
-"""Paths that SuperNodes ask for, by POST and without a query."""
+"""Paths of SuperNodes' requests, by POST and without a query."""
 
 _OF_A_HOP = {b"connection", b"host", b"keep-alive", b"te", b"transfer-encoding"}
-"""Headers of one connection, which the next one has anew."""
+"""Headers of a single connection, which are not forwarded."""
 
 
 def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
@@ -39,10 +39,10 @@ def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
         base_url=superlink, verify=context, timeout=None, trust_env=False
     )
 
-    async def hand_on(request: Request) -> Response:
+    async def forward(request: Request) -> Response:
         path = request.scope["path"]
         if not SUPERNODES.fullmatch(path):
-            return Response("this port is for SuperNodes alone\n", 403)
+            return Response("only SuperNodes may use this port\n", 403)
         asked = client.build_request(
             request.method,
             path,
@@ -69,7 +69,7 @@ def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
         async with client:
             yield
 
-    routes = [Route("/{path:path}", hand_on, methods=["POST"])]
+    routes = [Route("/{path:path}", forward, methods=["POST"])]
     return Starlette(routes=routes, lifespan=closing)
 
 

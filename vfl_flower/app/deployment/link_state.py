@@ -1,8 +1,7 @@
-"""What a SuperLink stores in its database from one start to the next.
+"""The content of a SuperLink's database after a restart.
 
-A restarted SuperLink knows its SuperNodes by it, and they continue. It cannot continue
-a run, whose ServerApp has stopped with it; the messages, logs and run configs of
-earlier runs are useless.
+It lets SuperNodes continue. Runs cannot, since their ServerApps stopped with the
+SuperLink; the messages, logs and run configs of earlier runs are not needed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _CLEARED = (
     *("object_push_session_pending", "series_context", "compacted_contexts"),
     *("task_event", "task_usage", "run_connector", "fab"),
 )
-"""Tables of messages and of what else a run leaves; each version lacks some."""
+"""Tables of messages and other traces of runs; each version of Flower lacks some."""
 
 _COLUMNS = {
     "node": "public_key, status",
@@ -36,11 +35,11 @@ _COLUMNS = {
     "run_series": "series_id",
     "series_runs": "series_id, run_id",
 }
-"""What must be in the tables of SuperNodes, and in those of what became of a run."""
+"""Columns that the tables of SuperNodes and of outcomes of runs must have."""
 
 _KEPT = {"alembic_version", "nonce_store", "automation", "federation_app"}
 _KEPT |= {"connector", "connector_oauth_session"}
-"""Further tables, which no run is in."""
+"""Further tables, without traces of runs."""
 
 _BROKEN = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 """Errors of SQLite for a file that is damaged, or lacks a table or a column."""
@@ -61,18 +60,18 @@ _FAIL_RUNS = """UPDATE task SET finished_at = ?, sub_status = 'failed', details 
     active_until = NULL, token = NULL WHERE finished_at IS NULL"""
 
 STARTED_AGAIN = (
-    "the SuperLink was started again: start the run with resume, and the name of its "
+    "the SuperLink was restarted: start the run with resume= and the name of its "
     "folder in output-dir"
 )
-"""Why a run has failed that was under way."""
+"""Why an unfinished run has failed."""
 
 
 def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
-    """Let a SuperLink start that knows its SuperNodes, and the outcome of past runs.
+    """Prepare a database in which a SuperLink finds SuperNodes and outcomes of runs.
 
-    A missing database is created for the user alone; a damaged one, or one that lacks a
-    table or a column of Flower's, is set aside under another name. Returns the `keys`
-    that are registered. Raises OSError if the file cannot be used.
+    A missing database is created, readable by the user only; a damaged one, or one that
+    lacks a table or a column of Flower's, gets another name. Returns the `keys` that
+    are registered. Raises OSError if the file cannot be used.
     """
     make_private(database)
     database.chmod(0o600)
@@ -84,7 +83,7 @@ def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
         aside = f"{database}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         log.warning(
             "%s is not one of Flower's databases (%s): it is now %s, which may hold "
-            "messages, and all parties must register again",
+            "messages; all parties are registered again",
             *(database, error, aside),
         )
         for end in ("-wal", "-shm", "-journal", ""):
@@ -111,9 +110,9 @@ def _take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
 
 
 def forget_messages(database: Path) -> None:
-    """Remove the messages of all runs from the database of a SuperLink that has ended.
+    """Remove the messages of all runs from the database of a stopped SuperLink.
 
-    Flower removes a message when it is read; one of a run that was cut short stays.
+    Flower removes messages that were read; those of an interrupted run remain.
     """
     if not database.exists():
         return
@@ -121,7 +120,7 @@ def forget_messages(database: Path) -> None:
         with _changed(database) as db:
             _forget_messages(db)
     except sqlite3.Error as error:
-        log.warning("messages may be left in %s: %s", database, error)
+        log.warning("messages may remain in %s: %s", database, error)
 
 
 def _forget_messages(db: sqlite3.Connection) -> bool:
@@ -141,12 +140,12 @@ def _forget_messages(db: sqlite3.Connection) -> bool:
 
 @contextmanager
 def _changed(database: Path) -> Iterator[sqlite3.Connection]:
-    """Change a database in one transaction, and leave nothing of what is removed."""
+    """Change a database in one transaction, and overwrite what is removed."""
     with closing(sqlite3.connect(database, isolation_level=None)) as db:
         db.execute("PRAGMA secure_delete = ON")
         db.execute("BEGIN EXCLUSIVE")
         yield db
         db.execute("COMMIT")
-        # What Flower itself has deleted may still be there.
+        # Flower's own deletions may have left data in the file.
         db.execute("VACUUM")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,16 +1,15 @@
-"""A SuperNode that runs the installed package, each message in a process of its own.
+"""A SuperNode that runs the installed package, with a process for each message.
 
-It speaks to the SuperLink as ``flower-supernode`` does, with Flower's own client, and
-differs in:
+It uses Flower's client for the SuperLink, like ``flower-supernode``, and differs in:
 
 1. *Whose code.* For the bundle of the installed package's app it runs the installed
    package, and fetches nothing; the code of another bundle only if its hash is pinned.
 2. *How a process starts.* A process without threads imports all that a party needs,
-   once; it forks one for each message, which ends with the reply.
-3. *When it asks for work.* Soon after a message and then less and less often, where
-   Flower's asks every 3 s.
+   once, and forks for each message. The fork ends with the reply.
+3. *When it requests work.* Soon after a message and then less and less often, where
+   Flower's requests it every 3 s.
 4. It has no API for its processes, and so opens no port.
-5. Its heartbeats are twice as frequent, so that a run learns sooner that it was killed.
+5. Its heartbeats are twice as frequent, so that a run notices sooner if it was killed.
 """
 
 from __future__ import annotations
@@ -49,23 +48,23 @@ PRELOADED = (
     *("sklearn.cluster", "sklearn.linear_model", "sklearn.metrics", "sklearn.datasets"),
     *("pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "flint"),
 )
-"""What a process for a message finds imported. OpenBLAS ends its threads for a fork,
-and the others start none before they have work."""
+"""Modules that a process for a message finds imported. OpenBLAS stops its threads for a
+fork, and the others start none before they have work."""
 
 FIRST_WAIT, MOST_WAIT = 0.1, 3.0
-"""Seconds between two questions for work: a twentieth of the time since the last
-message, but from the first to the second of these."""
+"""Bounds of the seconds between two requests for work, which are a twentieth of the
+time since the last message."""
 
 LONGEST = 7 * 24 * 3600.0
-"""Most seconds that a message may take, whatever it says itself."""
+"""Most seconds for a message, even if it permits more."""
 
 HEARTBEAT = 15
-"""Seconds between two heartbeats at most. The SuperLink takes a node for gone after
-twice as long, and refuses its key until then; Flower's own says 30."""
+"""Most seconds between two heartbeats (Flower's: 30). After twice as long without one,
+the SuperLink counts a node as disconnected; until then it refuses its key."""
 
 
 class NotAnswered(Exception):
-    """A message that gets an error as its reply, with Flower's code of the error."""
+    """A message whose reply is an error, with Flower's code of the error."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -79,7 +78,7 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
     """Serve one party until the connection ends, or a signal ends the process.
 
     `arguments` are those of ``flower-supernode``, and `pinned` the hashes of bundles
-    whose code may run too. Raises ValueError for an option that has no meaning here.
+    whose code may also run. Raises ValueError for an option that is not supported.
     """
     parser = supernode.options_parser()
     args, default = parser.parse_args(arguments), vars(parser.parse_args([]))
@@ -87,7 +86,7 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
         if name not in supernode.HONOURED and value != default[name]:
             option = f"--{name.replace('_', '-')}"
             raise ValueError(
-                f"{option} cannot be used where the installed package runs"
+                f"{option} is not supported by vfl-flower's SuperNode: leave it out"
             )
     keys = supernode.read_keys(args)
     if args.insecure and keys is not None:
@@ -112,9 +111,9 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
 
 
 class Node:
-    """Takes messages, has each answered in a process of its own, and sends the replies.
+    """Receives messages, answers each in a new process, and sends the replies.
 
-    The code of pinned bundles is kept in the folder `scratch`.
+    The folder `scratch` has the code of pinned bundles.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class Node:
             last = time.monotonic()
 
     def answer(self, head: Message, tree: supernode.ObjectTree) -> None:
-        """Pull the contents of a message, have it answered, and send the reply."""
+        """Pull the content of a message, answer it, and send the reply."""
         run_id, start = head.metadata.run_id, time.monotonic()
         log.info("[RUN %s] Receiving: %s message", run_id, head.metadata.message_type)
         try:
@@ -164,14 +163,14 @@ class Node:
                 initial_backoff=0.02,  # Flower's 1 s is most of a round trip
                 backoff_cap=1.0,
             )
-            # What was sent has no number, which is that of the whole.
+            # The content has no number; that of the message is its tree's.
             message.metadata.__dict__["_message_id"] = tree.object_id
             reply, context = in_a_process(message, context, code)
             self.runs[run_id] = context, code
         except NotAnswered as error:
             log.error("%s", error)
             reply = Message(Error(error.code, str(error)), reply_to=head)
-        except Exception as error:  # a server that waits in vain would wait for long
+        except Exception as error:  # without a reply, the server would wait for long
             log.exception("The message could not be answered")
             reason = f"{type(error).__name__}; the party's log says more"
             reply = Message(Error(supernode.ErrorCode.UNKNOWN, reason), reply_to=head)
@@ -188,7 +187,7 @@ class Node:
         bundle, expected = self.installed
         code = None
         if run.fab_hash in self.pinned:
-            # What counts is what came, and not what the server calls it.
+            # The hash of the received bundle counts, not the one from the server.
             bundle = self.fleet.get_fab(run.fab_hash, run_id).content
             if (expected := hash_of(bundle)) == run.fab_hash:
                 code = supernode.install_from_fab(bundle, self.scratch / expected, True)
@@ -196,8 +195,8 @@ class Node:
             version = printable(str(run.fab_version))[:20]
             raise NotAnswered(
                 supernode.ErrorCode.INVALID_FAB,
-                f"the party has version {__version__} of vfl_flower installed and the "
-                f"run is of version {version}: install the same version at both, or "
+                f"the party has version {__version__} of vfl_flower installed, but the "
+                f"run needs version {version}: install the same version at both, or "
                 f"pin the run's bundle. The party runs bundle {self.installed[1]} and "
                 f"has not pinned the bundle {run.fab_hash} of this run",
             )
@@ -211,7 +210,7 @@ class Node:
         return context, code
 
     def forget_ended(self) -> None:
-        """Drop the contexts of runs that have ended, or that nobody knows any more."""
+        """Drop the contexts of runs that have ended or that the SuperLink forgot."""
         for run_id in list(self.runs):
             try:
                 self.fleet.get_run(run_id)
@@ -219,7 +218,7 @@ class Node:
                 del self.runs[run_id]
 
     def send(self, reply: Message, seconds: float) -> None:
-        """Send a reply, and then those of its contents that the SuperLink has not."""
+        """Send a reply, and then those of its objects that the SuperLink lacks."""
         run_id = reply.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with supernode.no_object_id_recompute():
@@ -239,13 +238,13 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(list(PRELOADED))
 
 BROKEN_OFF = (EOFError, OSError)
-"""What is raised where a process is killed that starts another, or sends a reply. If
-it is the one that forks, the next start of a process starts that one anew."""
+"""Errors if a process is killed that starts another, or sends a reply. A killed
+forkserver is restarted with the next process."""
 
 
 def preload() -> None:
-    """Start the process that forks, and return once it has imported what is needed."""
-    # The one thread that an import starts: Arrow's, of an allocator that it has unused.
+    """Start the forkserver, and return when it has imported its modules."""
+    # Arrow's import would start a thread of an unused allocator.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     process = PROCESSES.Process(target=os.getpid)
     process.start()
@@ -255,10 +254,10 @@ def preload() -> None:
 def in_a_process(
     message: Message, context: Context, code: Path | None
 ) -> tuple[Message, Context]:
-    """Have a message answered in a process of its own; return the reply and context.
+    """Answer a message in a new process; return the reply and context.
 
-    Raises NotAnswered if the process did not start, ended before it had replied, or
-    took longer than the message lives.
+    Raises NotAnswered if the process did not start, ended without a reply, or took
+    longer than the message permits.
     """
     receiver, sender = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=answer, args=(sender, message, context, code))
@@ -290,7 +289,7 @@ def in_a_process(
 def answer(
     pipe: Connection, message: Message, context: Context, code: Path | None
 ) -> None:
-    """Answer a message, in the process that is for it alone."""
+    """Answer a message, in its own process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the SuperNode ends this process
     threading.Thread(target=_end_with_the_node, daemon=True).start()
     TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
@@ -298,7 +297,7 @@ def answer(
     try:
         reply = _client_app(code)(message=message, context=context)
     except Exception as error:
-        # Steps scrub their errors; of another one, the text may hold what it likes.
+        # Steps scrub their errors; the text of any other may contain data.
         log.exception("The ClientApp raised an exception")
         reason = f"{type(error).__name__}; the party's log says more"
         kind = supernode.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -307,7 +306,7 @@ def answer(
 
 
 def _end_with_the_node() -> None:
-    """End this process where the SuperNode was killed."""
+    """End this process if the SuperNode was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -315,12 +314,12 @@ def _end_with_the_node() -> None:
 
 
 def _client_app(code: Path | None) -> ClientApp:
-    """Return the installed package's ClientApp, or that of a pinned bundle."""
+    """Return the ClientApp of the installed package, or of a pinned bundle."""
     if code is None:
         from vfl_flower.app.client_app import app
 
         return app
-    # The bundle's modules, and not those of the same name that are imported here.
+    # Import the bundle's modules, not loaded ones of the same names.
     modules = {path.stem for path in code.iterdir()}
     for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         del sys.modules[name]

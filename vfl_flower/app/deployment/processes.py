@@ -38,7 +38,7 @@ COLOR = re.compile(r"\x1b\[[0-9;]*m")
 class RunFailed(RuntimeError):
     """A run did not reach ``finished:completed``; the text says why.
 
-    `reason` is a sentence, if Flower or the ServerApp has given one.
+    `reason` is a sentence from Flower or the ServerApp, if there is one.
     """
 
     def __init__(self, text: str, reason: str = "") -> None:
@@ -49,13 +49,13 @@ class RunFailed(RuntimeError):
 class Processes(AbstractContextManager["Processes"]):
     """Processes of one private Flower environment, which stop together.
 
-    Flower's daemons start children in sessions of their own, and so does Ray: a mark in
-    the environment that they inherit is how :meth:`stop` finds them. Flower's folder is
-    `home`; by default it is a temporary one or, unless `private`, the user's.
+    Flower's daemons and Ray start children in new sessions, which :meth:`stop` finds by
+    a mark in their inherited environment. Flower's folder is `home`; by default it is
+    temporary or, unless `private`, the user's.
     """
 
     def __init__(self, home: str | Path | None = None, *, private: bool = True) -> None:
-        # Ray puts sockets below this folder, and their paths must stay short.
+        # Paths of sockets, which Ray puts below this folder, must be short.
         base = "/tmp" if Path("/tmp").is_dir() else None
         self._scratch = Path(tempfile.mkdtemp(prefix="flwr-", dir=base))
         self._mark = uuid.uuid4().hex
@@ -93,11 +93,10 @@ class Processes(AbstractContextManager["Processes"]):
             return self.popen(command, stdout=log)
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process; `options` are those of Popen.
+        """Start a process in a new session, with options of Popen.
 
-        In a session of its own, a Ctrl-C reaches only this process, which then calls
-        :meth:`stop`. It heeds SIGINT, which shells let this process ignore in the
-        background.
+        A Ctrl-C only reaches this process, which calls :meth:`stop`. SIGINT has its
+        default action there, which shells disable for background processes.
         """
         process: subprocess.Popen[Any] = subprocess.Popen(
             command,
@@ -117,7 +116,7 @@ class Processes(AbstractContextManager["Processes"]):
         return "\n".join(COLOR.sub("", text).splitlines()[-lines:])
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Return the answer of ``flwr ... --format json``; raise RunFailed for none."""
+        """Return the answer of ``flwr ... --format json``; raise RunFailed without."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             with self.command((*arguments, "--format", "json"), out, err) as running:
                 code = running.wait()
@@ -139,7 +138,7 @@ class Processes(AbstractContextManager["Processes"]):
     def command(
         self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]
     ) -> Iterator[_Commands]:
-        """Run a ``flwr`` command, which stops with the block at the latest."""
+        """Run a ``flwr`` command, until the end of the block at most."""
         commands = self._idle.pop() if self._idle else _Commands(self)
         try:
             commands.begin(arguments, out, err)
@@ -151,12 +150,12 @@ class Processes(AbstractContextManager["Processes"]):
                 self._idle.append(commands)
 
     def no_more_commands(self) -> None:
-        """End the processes that wait for a ``flwr`` command: none comes soon."""
+        """Stop the processes that wait for a ``flwr`` command."""
         while self._idle:
             self._idle.pop().close()
 
     def stop(self) -> None:
-        """Stop all processes, and what they have started.
+        """Stop all processes and their descendants.
 
         Raises RuntimeError if one survives SIGKILL.
         """
@@ -192,9 +191,9 @@ class Processes(AbstractContextManager["Processes"]):
 
 
 def live_processes() -> list[psutil.Process]:
-    """Return the processes that run, with ``ppid`` and ``environ`` as their ``info``.
+    """Return the running processes, with ``ppid`` and ``environ`` as their ``info``.
 
-    The environment is empty where only another user may read it.
+    An environment that only another user may read is empty.
     """
     ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     processes = psutil.process_iter(["ppid", "status", "environ"], ad_value={})
@@ -204,7 +203,7 @@ def live_processes() -> list[psutil.Process]:
 class _Commands:
     """A process that has imported Flower and runs ``flwr`` commands, one at a time.
 
-    It leads a session of its own, to which the commands belong.
+    It leads a session with these commands.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -222,7 +221,7 @@ class _Commands:
         """Start a command; see :meth:`Processes.command`."""
         self.busy = True
         line = json.dumps([str(Path.cwd()), list(arguments)])
-        with suppress(ConnectionError):  # it has ended, as wait() says
+        with suppress(ConnectionError):  # it has ended, as wait() reports
             socket.send_fds(self._channel, [b"+"], [out.fileno(), err.fileno()])
             self._channel.sendall(f"{line}\n".encode())
 
@@ -237,13 +236,13 @@ class _Commands:
         return int(answer)
 
     def kill(self) -> None:
-        """End the process, and the command if one runs."""
+        """Kill the process and its command, if one runs."""
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process, and close what leads to it."""
+        """Kill the process, and close the channel to it."""
         self.kill()
         self.process.wait()
         self._answers.close()
@@ -252,7 +251,7 @@ class _Commands:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C interrupt the clean-up."""
+    """Ignore a second Ctrl-C during the clean-up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -277,10 +276,10 @@ def wait_for(
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that nobody listens on.
+    """Return a free TCP port of loopback.
 
-    It is above Ray's ports and below those of outgoing connections, so that neither
-    takes it before it is used.
+    It is above Ray's ports and below those of outgoing connections, so that it is still
+    free when it is used.
     """
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
@@ -295,10 +294,10 @@ def free_port() -> int:
 def write_flower_config(
     home: Path, name: str, port: int, options: Mapping[str, bool | str]
 ) -> None:
-    """Write a ``config.toml`` by which ``flwr`` finds a SuperLink of this machine.
+    """Write a ``config.toml`` of ``flwr`` with a SuperLink of this machine.
 
-    `options` say how it is reached. The file goes to the ``FLWR_HOME`` `home`: nothing
-    in ``~/.flwr`` changes.
+    `options` say how to connect. The file goes to the ``FLWR_HOME`` `home`: nothing in
+    ``~/.flwr`` changes.
     """
     superlink = {"address": f"127.0.0.1:{port}", **options}
     config = {"superlink": {"default": name, name: superlink}}

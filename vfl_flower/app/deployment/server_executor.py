@@ -1,8 +1,8 @@
 r"""Start the ServerApps of a SuperLink that has ``--isolation process``.
 
-It takes the place of Flower's ``flower-superexec``, and calls internal functions of
-Flower (:mod:`vfl_flower.app.flwr_internals`). Where the installed flwr has others,
-nothing starts.
+It replaces Flower's ``flower-superexec``, and calls internal functions of Flower
+(:mod:`vfl_flower.app.flwr_internals`). If the installed flwr has others, nothing
+starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(
         str | None, typer.Option(help="Its authority; without: no TLS.")
     ] = None,
     parent_pid: Annotated[
-        int | None, typer.Option(help="The process with whose end this one ends.")
+        int | None, typer.Option(help="The process after which this one ends.")
     ] = None,
 ) -> None:
     """Start the ServerApps of a SuperLink, until a signal ends this process."""

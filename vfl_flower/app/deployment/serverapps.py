@@ -1,13 +1,13 @@
-"""The ServerApps of a SuperLink, those of the installed package from a fork.
+"""Starts the ServerApps of a SuperLink, those of the installed package by a fork.
 
-It takes tasks from the SuperLink as Flower's ``flower-superexec`` does, and differs in:
+It gets tasks from the SuperLink like Flower's ``flower-superexec``, and differs in:
 
-1. *How a ServerApp starts.* A process without threads imports what all runs need, once,
-   and forks one for each run of the installed package's app. A run of another bundle
-   has a new process, as with Flower's own, so that it gets its own modules.
-2. *When it asks for work*: each 0.2 s, where Flower's asks each second.
-3. *What it says of a ServerApp that was killed*: at once that it was, where Flower's
-   lets the SuperLink wait for heartbeats, for a minute or more.
+1. *How a ServerApp starts.* A process without threads imports all that runs need, once,
+   and forks for each run of the installed package's app. A run of another bundle has a
+   new process, as with Flower, so that it gets its own modules.
+2. *When it requests work*: every 0.2 s, where Flower waits for a second.
+3. *How it reports a killed ServerApp*: at once, where with Flower the SuperLink waits
+   for heartbeats, for a minute or more.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from vfl_flower.app.deployment.node import BROKEN_OFF, PRELOADED, PROCESSES, pre
 from vfl_flower.app.flwr_internals import superexec as flower
 
 PRELOADED_TOO = ("vfl_flower.app.deployment.serverapps", "vfl_flower.app.server_app")
-"""What a process for a ServerApp finds imported besides what one for a message does."""
+"""Further modules that a process for a ServerApp finds imported."""
 
 WAIT = "0.2"
-"""Seconds between two questions for work."""
+"""Seconds between two requests for work."""
 
 
 class ForkingExecutor(flower.SubprocessExecutor):
@@ -44,15 +44,15 @@ class ForkingExecutor(flower.SubprocessExecutor):
         try:
             process.start()
         except BROKEN_OFF as error:
-            tell(spec, f"{KILLED} before it began")
+            tell(spec, f"{KILLED} before it started")
             return flower.LaunchResult.failed(str(error))
         threading.Thread(target=tell_end, args=(spec, process), daemon=True).start()
         return flower.LaunchResult.accepted()
 
 
 def serve_run(spec: flower.ExecutionSpec) -> None:
-    """Run a ServerApp as ``flwr-serverapp`` does, in the process that is for it."""
-    if spec.suppress_output:  # its log is that of the run
+    """Run a ServerApp like ``flwr-serverapp``, in its own process."""
+    if spec.suppress_output:  # the run has its log
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
@@ -72,14 +72,14 @@ def serve_run(spec: flower.ExecutionSpec) -> None:
 
 
 def tell_end(spec: flower.ExecutionSpec, process: BaseProcess) -> None:
-    """Wait for the end of a ServerApp, and tell the SuperLink if it was killed."""
+    """Wait for the end of a ServerApp, and report to the SuperLink if it was killed."""
     process.join()
     if process.exitcode is not None and process.exitcode < 0:
         tell(spec, f"{KILLED} by signal {-process.exitcode}")
 
 
 def tell(spec: flower.ExecutionSpec, details: str) -> None:
-    """Tell the SuperLink how a task has failed."""
+    """Report to the SuperLink how a task has failed."""
     certificates = flower.validate_and_resolve_root_certificates(
         spec.root_certificates_path, spec.insecure
     )
@@ -98,7 +98,7 @@ def serve(superlink: str, root_certificates: str | None, parent: int | None) -> 
     PROCESSES.set_forkserver_preload([*PRELOADED, *PRELOADED_TOO])
     preload()
     executor = ForkingExecutor(installed_bundle()[1])
-    # What run_superexec finds under this name, it starts its tasks with.
+    # run_superexec starts its tasks with the executor of this name.
     flower.superexec.__dict__["get_executor"] = lambda *_, **__: executor
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", WAIT)
     flower.superexec.run_superexec(

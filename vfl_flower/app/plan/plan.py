@@ -31,8 +31,8 @@ MOST_NUMBERS = 8_000_000
 FEW_ROWS = 1_000
 """Most rows of the rehearsals that look for what depends on the data."""
 MESSAGE_BYTES = 2**25
-"""Most bytes of one reply where a step sends all rows, in as many messages as it takes:
-a rehearsal on fewer rows may need only one of them."""
+"""Most bytes of a reply of a step that sends all rows in several messages, where a
+rehearsal on fewer rows may need only one."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class RunPlan:
     ledger: Ledger | None = None
     """Round trips, bytes and seconds by step and party; None: it was not rehearsed."""
     reason: str = ""
-    """Why it was not rehearsed."""
+    """Why there is no ledger."""
     rows: int = 0
     """Rows of the largest rehearsal."""
     extended: bool = False
-    """Whether the figures of all rows were computed from those of fewer."""
+    """Whether the figures of all rows are extrapolated from fewer."""
     varying: dict[str, tuple[int, int]] | None = None
-    """Steps whose costs depend on the values of the data, and their round trips on few
-    rows without a pattern, and on few in clusters; None: that is not known."""
+    """Steps whose costs depend on the data, with their round trips on few random rows
+    and on few rows in clusters; None: unknown."""
     server_seconds: float = 0.0
     """Time that the server computes."""
     round_trip: float | None = None
-    """Seconds of one round trip besides computing, as ``hello`` took them; None: nobody
-    was greeted."""
+    """Seconds of a round trip without computing, measured by ``hello``; None: it was
+    not sent."""
 
     @property
     def seconds(self) -> float | None:
@@ -98,7 +98,7 @@ class RunPlan:
         ]
         return [
             markdown_table(header, [*rows, self._row("all", ledger)]),
-            "Bytes to and from a party are those of the party that has most of them.",
+            "Bytes to and from a party are the most of any party.",
             self._time(ledger),
             self._basis(),
             *filter(None, [self.strategy.trade(n_rows_of(self.strategy, self.shapes))]),
@@ -116,16 +116,14 @@ class RunPlan:
         return [f"{action} *" if varies else action, *(f"{n:,}" for n in figures)]
 
     def _time(self, ledger: Ledger) -> str:
-        waiting = f"{ledger.round_trips} round trips"
-        if self.seconds is None:
-            waiting += " (on SuperNodes a few seconds each)"
-        else:
-            waiting = f"{duration(self.seconds)}, which is {waiting} of "
-            waiting += f"{duration(self.round_trip or 0.0)}, as `hello` took,"
+        total, each = "", "a few seconds each (on SuperNodes)"
+        if self.seconds is not None and self.round_trip is not None:
+            total = f"{duration(self.seconds)}, for "
+            each = f"{duration(self.round_trip)}, as `hello` took,"
         return (
-            f"Expected time: {waiting} and {duration(self.computing)} of computing, by "
-            "this machine's speed; the time that the network takes for the bytes comes "
-            "on top."
+            f"Expected time: {total}{ledger.round_trips} round trips of {each} and "
+            f"{duration(self.computing)} of computing at this machine's speed, without "
+            "the time to send the bytes."
         )
 
     def _basis(self) -> str:
@@ -133,30 +131,27 @@ class RunPlan:
         rows = f"{self.rows:,} random rows"
         text = f"The figures come from a rehearsal in this process on {rows}"
         if self.extended:
-            text += f", and on a half of them: those of all {all_rows:,} rows follow "
-            text += "from how they grow, and are estimates"
+            text += f", and on half of them; those of all {all_rows:,} rows are "
+            text += "extrapolated"
         elif self.rows < all_rows:
-            text += (
-                f": all {all_rows:,} rows take no more round trips and no more bytes"
-            )
+            text += f"; all {all_rows:,} rows need no more round trips or bytes"
         if self.varying is None:
-            return f"{text}. Which figures depend on the values is not known."
+            return f"{text}. It is unknown which figures depend on the data."
         if not self.varying:
             return (
-                f"{text}. Rows of another kind cost the same; a solver that stops when "
-                "it has converged can still take longer on the real ones."
+                f"{text}. Other rows cost the same, but a solver that stops on "
+                "convergence can take longer on real ones."
             )
         differ = "; ".join(
             f"`{action}` {random} and {clusters} round trips"
             for action, (random, clusters) in self.varying.items()
             if random != clusters
         )
-        example = f". On few rows without a pattern and in clusters: {differ}"
+        example = f". On few rows, random and in clusters: {differ}"
         return (
-            f"{text}. Those of the steps with * depend on the values, such as on how "
-            "many iterations a solver takes: they are typical of random rows, and the "
-            "run can cost more or less, up to what its settings allow"
-            f"{example if differ else ''}."
+            f"{text}. Figures of steps with * depend on the data, such as a solver's "
+            "iterations: they are typical of random rows, and the run can cost more or "
+            f"less, within its settings{example if differ else ''}."
         )
 
     def _consent(self) -> list[str]:
@@ -164,35 +159,35 @@ class RunPlan:
         kinds = "; ".join(f"`{kind}`: {KINDS[kind]}" for kind in terms.needs)
         text = "The consent of a party needs no line in `[leaves]`."
         if terms.needs:
-            text = f"The consent of each party must let these leave it: {kinds}."
+            text = f"Each party's consent must permit these kinds: {kinds}."
             text += f" {terms.less}." if terms.less else ""
         for kind in terms.wants:
             text += (
-                f" Where it also names `{kind}` ({KINDS[kind]}), the run uses them; "
-                "not every run needs them."
+                f" If it also permits `{kind}` ({KINDS[kind]}), the run uses them, but "
+                "does not need them."
             )
         if len(self.shapes) == 2:
-            text += " Of two parties, one that learns a sum knows the other's part."
+            text += " With two parties, a sum reveals the other one's contribution."
         if self.strategy.masking == "plain":
-            text += " With masking 'plain' the server learns each addend of all sums."
+            text += " With masking 'plain' the server learns every addend of every sum."
         return [text]
 
 
 def plan(
     strategy: ProtocolStrategy, shapes: Sequence[Shape], greeted: Ledger | None = None
 ) -> RunPlan:
-    """Return what a run will cost and show, without any data.
+    """Return what a run will cost and reveal, without any data.
 
-    `greeted` has the costs of ``hello`` with the real parties. Without a rehearsal, the
-    plan has a reason instead of costs.
+    `greeted` has the costs of ``hello`` with the real parties. If there was no
+    rehearsal, the plan says why, and has no costs.
     """
     shapes = tuple(shapes)
     declared = RunPlan(strategy, shapes, who_learns([hello, *strategy.steps]))
     if strategy.task != "train":
         reason = (
-            f"A plan has the costs of training only: the task {strategy.task!r} works "
-            "on what the parties keep of a trained model. The table has all that its "
-            "steps may show."
+            f"A plan has costs for training only: the task {strategy.task!r} uses "
+            "local models that the parties keep. The table lists all that its steps "
+            "may reveal."
         )
         return replace(declared, reason=reason)
     everything = n_rows_of(strategy, shapes)
@@ -216,12 +211,12 @@ def plan(
             with _rehearsing(count):
                 part = strategy.scaled(count / wanted)
                 rehearsals.append(rehearse(part, shapes, count))
-        except Exception as error:  # whatever a strategy raises is what there is to say
+        except Exception as error:  # of any kind, since strategies raise any
             few = f"{counts[0]:,} to " if len(counts) > 1 else ""
             reason = (
-                f"The run was not rehearsed, since it failed on {few}{rows:,} random "
-                f"rows: {error or type(error).__name__}. The table has all that its "
-                "steps may show."
+                f"There are no costs, since the rehearsal on {few}{rows:,} random rows "
+                f"failed: {error or type(error).__name__}. The table lists all that "
+                "the steps may reveal."
             )
             return replace(declared, reason=reason)
     last = rehearsals[-1]
@@ -253,7 +248,7 @@ def plan(
 
 
 def _without_hello(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return values by action, or by action and party, but for ``hello``."""
+    """Return values by action, or by action and party, without ``hello``."""
     return {key: v for key, v in values.items() if hello.action not in (key, key[0])}
 
 
@@ -270,9 +265,9 @@ def _varying(random: Rehearsal, clusters: Rehearsal) -> dict[str, tuple[int, int
 
 
 def extended(values: Sequence[float], growth: float) -> float:
-    """Return what a cost will be on so many times the rows.
+    """Return a cost on `growth` times the rows, on a line that does not fall.
 
-    The line a + b n goes through `values`, what n / 2 and n rows cost; none falls.
+    The line a + b n goes through `values`, the costs of n / 2 and n rows.
     """
     half, full = values
     return full + max(0.0, full - half) * 2 * (growth - 1)
@@ -283,7 +278,7 @@ def _extended_ledger(
 ) -> Ledger:
     """Return the ledger of `growth` times the rows from those of n / 2 and n rows.
 
-    A step that varies with the values is asked as often as in one of them: a solver's
+    A step that varies with the data has the round trips of one ledger: a solver's
     iterations do not follow from the number of rows.
     """
     result = Ledger()
@@ -301,7 +296,7 @@ def _extended_ledger(
             pairs = zip(entries, shares, strict=True)
             each = [getattr(e, name) / share for e, share in pairs]
             counts[name] = round(times * extended(each, growth))
-        # Seconds vary too much for a curve: they count as proportional to the rows.
+        # Seconds vary too much for a line: they count as proportional to the rows.
         for name in ("seconds_computed", "seconds_answered"):
             counts[name] = getattr(entry, name) * growth
         result.entries[action, party] = Entry(action, party, **counts)
@@ -317,7 +312,7 @@ def _extended_ledger(
 
 @contextmanager
 def _rehearsing(rows: int) -> Iterator[None]:
-    """Log that a rehearsal starts, and nothing of what it logs itself."""
+    """Log that a rehearsal starts, and hide what it logs itself."""
     log.info("dry run: rehearsing on %s random rows", f"{rows:,}")
     with quietly():
         yield
@@ -326,14 +321,14 @@ def _rehearsing(rows: int) -> Iterator[None]:
 def dry_run(
     grid: Grid, strategies: Mapping[str, ProtocolStrategy], timeout: float
 ) -> str:
-    """Greet the parties for each strategy, and return the plans as text.
+    """Send ``hello`` to the parties for each strategy, and return the plans as text.
 
-    Raises the errors of a run before its first step, such as when a party refuses it.
+    Raises the errors of a run before its first step, such as a party's refusal.
     """
     met = []
     for strategy in strategies.values():
         strategy.check()
-        log.info("dry run: greeting the parties")
+        log.info("dry run: sending hello to the parties")
         ledger = Ledger()
         parties = strategy.greet(Exchange(grid, ledger, timeout))
         shapes = [Shape.of(info) for info in parties]

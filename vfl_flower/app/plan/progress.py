@@ -1,7 +1,7 @@
-"""How far a run is, in lines of its log: no value of the data.
+"""The progress of a run, in lines of its log without a value of the data.
 
 The server logs a line when the parties have answered a step for the first time, and
-then every few seconds; ``vfl-flower run`` shows what stands behind ``progress:``.
+then every few seconds; ``vfl-flower run`` shows the text after ``progress:``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ FEW_ROWS = 300
 """Rows of the rehearsals that count the round trips of a run."""
 
 PATIENCE = 5.0
-"""Seconds that the rehearsals may compute: the parties wait meanwhile."""
+"""Most seconds of computing in rehearsals, for which the parties wait."""
 
 LINE = re.compile(r"progress: ((?: {5}|[ \d]{3}% )(\S+) +round trip .*)")
-"""A line of :func:`line_of`: what people see of it, and in that the step."""
+"""A line of :func:`line_of`: the text that people see, and the step in it."""
 
 
 def line_of(step: str, trips: int, planned: int, n_bytes: int, seconds: float) -> str:
-    """Return how far a run is, in columns of the same widths for all steps.
+    """Return a line of progress, in columns of the same widths for all steps.
 
-    `trips` are the round trips so far, `planned` those of the whole run, or 0 where
-    they are not known, and `n_bytes` what was sent in both directions.
+    `trips` are the round trips so far, `planned` those of the whole run (0: unknown),
+    and `n_bytes` the bytes sent in both directions.
     """
     share = f"{trips / planned:4.0%} " if planned else " " * 5
     left = f", {clock((planned - trips) * seconds / trips)} left" if planned else ""
@@ -50,7 +50,7 @@ def line_of(step: str, trips: int, planned: int, n_bytes: int, seconds: float) -
 
 
 class Reporter:
-    """Logs how far a run is: a :class:`~vfl_flower.server.strategy.Watch`."""
+    """Logs the progress of a run: a :class:`~vfl_flower.server.strategy.Watch`."""
 
     def __init__(self, say: Callable[[str], None] = log.info) -> None:
         self._say, self._start = say, time.monotonic()
@@ -60,15 +60,15 @@ class Reporter:
     def greeted(
         self, strategy: ProtocolStrategy, parties: Parties, ledger: Ledger
     ) -> None:
-        """Count the round trips that are to come."""
+        """Estimate the number of round trips of the run."""
         shapes = [Shape.of(info) for info in parties]
         trips = planned_trips(strategy, shapes)
         self._planned = ledger.round_trips + trips if trips else 0
 
     def round_trip(self, ledger: Ledger, action: str) -> None:
-        """Log a line where the step is new, or the last line is some seconds old."""
+        """Log a line if the step is new, or the last line is some seconds old."""
         now, trips = time.monotonic(), ledger.round_trips
-        if trips > self._planned:  # the data need more than random rows did
+        if trips > self._planned:  # the data need more than random rows
             self._planned = 0
         last = trips == self._planned
         if action in self._seen and now - self._last < EVERY and not last:
@@ -81,9 +81,10 @@ class Reporter:
 
 
 def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
-    """Return the round trips of a run after ``hello``, or 0 where they are not known.
+    """Return the round trips of a run after ``hello``; 0: unknown.
 
-    They are known where few random rows and few in clusters take as many, and not long.
+    They are known if rehearsals on few random rows, and on few rows in clusters, end
+    soon and take equally many.
     """
     if strategy.task != "train":
         return 0
@@ -93,7 +94,7 @@ def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
     deadline = time.thread_time() + PATIENCE
 
     class Hasty(InProcessGrid):
-        """A grid whose run ends when it takes too long."""
+        """A grid whose run fails when it takes too long."""
 
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
             if time.thread_time() > deadline:
@@ -108,6 +109,6 @@ def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
     try:
         with quietly():
             random, clusters = trips(False), trips(True)
-    except Exception:  # whatever a strategy raises, the run will say it
+    except Exception:  # the run will raise it too
         return 0
     return random if random == clusters else 0

@@ -1,4 +1,4 @@
-"""A run on random rows in this process: what a strategy costs and sends."""
+"""A run on random rows in this process: a strategy's costs and messages."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, info: PartyInfo) -> Self:
-        """Return the size of the data of a party that has said hello."""
+        """Return the size of a party's data from its reply to ``hello``."""
         return cls(info.n_rows, info.n_columns, info.n_labels, info.name, info.keeps)
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal has cost and shown."""
+    """The costs of a rehearsal."""
 
     ledger: Ledger
-    """Its costs, and which values were sent."""
+    """Its costs by step and party, and the values that were sent."""
     seconds: float
     """Time that the server computed."""
 
@@ -57,7 +57,7 @@ _LABELS: tuple[Callable[[np.random.Generator, int], Array], ...] = (
     lambda rng, n: rng.integers(10, size=n).astype(np.float64),
     lambda rng, n: rng.integers(2, size=n).astype(np.float64),
 )
-"""Labels to try, one after the other: numbers, ten classes, two classes."""
+"""Labels to try in this order: numbers, ten classes, two classes."""
 
 
 def rehearse(
@@ -67,7 +67,7 @@ def rehearse(
     clusters: bool = False,
     grid: Callable[[Sequence[Party]], InProcessGrid] = InProcessGrid,
 ) -> Rehearsal:
-    """Run a strategy on random rows: so many of them; None: as many as there are.
+    """Run a strategy on a number of random rows; None: as many as the parties have.
 
     With `clusters` the rows are five points with little noise.
     """
@@ -82,12 +82,12 @@ def rehearse(
             n = max(1, round(shape.n_rows * share))
             X = strategy.random_rows(rng, n, shape.n_columns)
             if clusters:
-                # A row is in the same cluster at all parties, which makes them alike.
+                # A row is in the same cluster at all parties.
                 which = np.random.default_rng(1).integers(min(5, n), size=n)
                 X = 0.99 * X[which] + 0.01 * X
             y = None
             if shape.n_labels:
-                # Label holders know labels of different rows, where they can.
+                # Label holders have labels of different rows, where possible.
                 count = min(n, max(1, round(shape.n_labels * share)))
                 y = np.full(n, np.nan)
                 y[np.arange(known, known + count) % n] = draw(rng, count)
@@ -117,7 +117,7 @@ def n_rows_of(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep quiet what a rehearsal or a check says: the caller says what matters."""
+    """Hide what a rehearsal or a check logs and warns of."""
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
     try:
