@@ -186,26 +186,27 @@ def test_own_apps_run(tmp_path):
     np.testing.assert_allclose(np.concatenate(result.model.coef_), np.ones(6))
 
 
-def demo_consent() -> str:
+def demo_consent(name: str = "airline") -> str:
     """Return the consent.toml that docs/deploy.md has ``vfl-flower init`` write."""
-    inits = [
-        words
-        for place, words in commands("vfl-flower").items()
-        if words[1] == "init" and place.startswith("docs/deploy.md")
-    ]
-    ((strategy,),) = {tuple(options(words, "--for")) for words in inits}
+    words = commands(f"vfl-flower init {name}")["docs/deploy.md-0"]
+    (strategy,) = options(words, "--for")
     return consent_text(terms_of(strategy).needs)
 
 
-def test_the_consent_of_init_is_enough_for_the_command_that_follows():
-    consent = Consent.parse(tomllib.loads(demo_consent()))
-    words = commands("vfl-flower run")["docs/deploy.md-0"]
-    strategy = make_strategy(
-        check_run_config(gather(words[2], "train", options(words, "--set")))
-    )
-    seeded, parties = strategy.seed is not None, strategy.n_parties
-    terms = replace(strategy.terms, seeded=seeded, parties=parties)
-    assert consent.lacks(terms) == []
+@pytest.mark.parametrize(("name", "n"), [("airline", 3), ("bank", 2)])
+def test_the_consent_of_init_is_enough_for_the_runs_that_follow(name, n):
+    """Of two parties with the lines that the page has them change."""
+    text, (lines,) = demo_consent(name), toml_blocks("docs/deploy.md", "two-parties")
+    for line in lines.splitlines() * (n == 2):
+        text = re.sub(rf"(?m)^(# )?{line.split()[0]} = .*", line, text)
+    consent, every = Consent.parse(tomllib.loads(text)), commands("vfl-flower run")
+    runs = [every[p] for p in every if "deploy" in p and f"n-parties={n}" in every[p]]
+    assert len(runs) >= 2
+    for words in runs:
+        given = gather(words[2], "train", options(words, "--set"))
+        strategy = make_strategy(check_run_config(given))
+        terms = replace(strategy.terms, seeded=strategy.seed is not None, parties=n)
+        assert consent.lacks(terms) == [], words
 
 
 @pytest.fixture

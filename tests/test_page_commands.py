@@ -57,6 +57,7 @@ NOT_HERE = {
             "vfl-flower starts these and prints them, in tests/wiring"
         ),
         r"vfl-flower (supernode|gate) ": "as the line above",
+        r".*(bank|shop|n-parties=2)": "of two parties: consents in test_docs.py",
     },
     "docs/papers/experiments.md": {
         r"python |make papers": "minutes and hours; tests/simulations/test_papers.py"

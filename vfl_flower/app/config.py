@@ -53,7 +53,7 @@ class RunSettings:
     """Folder, in output-dir, of a failed run to continue; only the timeout may
     change."""
     seed: Annotated[int, Ge(-1)] = -1
-    """From 0, for experiments: equal settings repeat the model, up to rounding; -1:
+    """0 or more, for experiments: equal settings repeat the model, up to rounding; -1:
     parties draw in private."""
     n_parties: Count = 0
     """Parties to wait for; 0: those connected, at least two."""

@@ -40,7 +40,7 @@ class FileOptions:
     delimiter: str = ""
     """CSV separator, one character or "tab"; default: comma, semicolon, tab or bar."""
     encoding: str = ""
-    """CSV encoding; default: its byte order mark's, else UTF-8 if valid, else
+    """CSV encoding; default: by its byte order mark, else UTF-8 if valid, else
     Windows-1252 or Latin-1."""
     header: bool = True
     """The first line of a CSV names its columns; false: x0, x1, ..."""

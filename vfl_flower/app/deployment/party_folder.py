@@ -53,7 +53,7 @@ _RULES = """\
 
 # strategies = {strategies}  # only these; otherwise all
 # tasks = ["train", "predict"]  # only these; otherwise all
-min-parties = 3             # fewest parties of a run, at least 3
+min-parties = 3             # fewest parties of a run: 3 or more, unless two-parties
 two-parties = false         # true: also join runs with one other party, which can then
                             # compute this party's contribution to each sum that it
                             # learns
@@ -70,14 +70,14 @@ trust-on-first-use = false  # true: pin the key of a party without a line in [pe
                             # in its first run; the server can then invent a party
 column-names = false        # true: where parties hold rows, send the server the names
                             # of columns, not only their digests
-# max-round-trips = 100     # most messages that the party answers in one run
-# max-bytes = 1000000000    # most bytes of its replies in one run
+# max-round-trips = 100     # maximum number of messages answered in one run
+# max-bytes = 1000000000    # maximum bytes of all replies in one run
 max-refusals = 100          # refusals, over all runs, after which the party answers
                             # nothing
 min-changed-rows = 20       # fewest rows in which two different row sets of sums must
                             # differ: the difference reveals the sum over those rows
-# most-row-sets = 50        # most different row sets of sums, over all runs; otherwise
-                            # a twentieth of the rows, at least 30
+# most-row-sets = 50        # maximum number of different row sets of sums, over all
+                            # runs; otherwise a twentieth of the rows, at least 30
 # accept-alignments = ["server"]  # use an order of rows from "align" without
                             # 'vfl-flower align --accept'
 

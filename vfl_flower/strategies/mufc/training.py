@@ -265,7 +265,7 @@ class MUFC(MUFCTask):
     n_clusters: Natural = 4
     """Number of clusters, K."""
     local_clusters: Count = dataclasses.field(default=0, kw_only=True)
-    """K', the most centroids of a party; 0: K."""
+    """K', the maximum number of centroids per party; 0: K."""
     box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
     """Public bounds of the columns, which must not be taken from the rows:
     "lower,upper" for all, a pair for each, "0,1;18,120", or by name, "age=18,120;*=0,1"
