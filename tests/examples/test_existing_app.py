@@ -25,8 +25,9 @@ CONFIG = {"learning-rate": 1.0, "local-steps": 20}
 
 @pytest.fixture
 def grid(monkeypatch):
-    """Return a grid of three nodes that answer with the example's ClientApp."""
+    """Return a grid of three simulated nodes that answer with the example's app."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.setitem(sys.modules, "ray", None)  # as in Flower's simulation
     from existing_app.client_app import app
 
     grid = InProcessGrid([vf.Party(np.zeros((1, 1)))] * 3)
@@ -85,9 +86,7 @@ def test_hospitals_with_consents_of_their_own(grid, tmp_path):
     """As the tutorial has it: its consent, its node config, keys that are pinned."""
     page = "docs/tutorials/existing-app.md"
     (text,) = re.findall(r"(?s)```toml\n(.*?)```", PAGES[page])
-    (words,) = [
-        words for k, words in commands("flower-supernode").items() if k.startswith(page)
-    ]
+    (words,) = [w for k, w in commands("flower-supernode").items() if page in k]
     (config,) = options(words, "--node-config")
     names = [f"hospital-{letter}" for letter in "abc"]
     for name in names:
@@ -101,25 +100,30 @@ def test_hospitals_with_consents_of_their_own(grid, tmp_path):
         consent.touch(mode=0o600)
         head = text.partition("[peers]\n")[0]
         consent.write_text("\n".join([head, "[peers]", *peers]))
-        given = config.replace("/data/consent.toml", str(consent)).replace(
-            names[0], name
-        )
-        given = given.replace("/data/state", str(tmp_path / name))
+        given = config.replace("/data/consent.toml", f"{consent}")
+        given = given.replace("/data/state", f"{tmp_path}/{name}")
+        given = given.replace('"hospital-a', f'"{name}')
         context.node_config = parse_config_args([given]) | {"partition-id": place}
     result = vf.FKKMeans(n_clusters=3, n_parties=3, iterations=3, passes=3).start(grid)
     assert {entry.party for entry in result.ledger.entries.values()} == set(names)
     assert result.metrics["inertia"] > 0
 
 
+def test_a_supernode_without_a_consent_is_refused(grid):
+    """Also if its node config is as in a simulation: it has no Ray."""
+    for missing, given in ("consent", {"party-name": "a"}), ("party-name", {}):
+        for place, context in enumerate(grid._contexts.values()):
+            context.node_config = {"partition-id": place, "num-partitions": 3} | given
+        with pytest.raises(vf.PartyFailed, match=f"needs '{missing}' in its node conf"):
+            vf.FKKMeans(n_clusters=3, iterations=3, passes=3).start(grid)
+        sys.modules.pop("ray", None)  # which the fixture brings back
+
+
 @pytest.mark.second
 def test_by_flower(tmp_path):
     report = tmp_path / "report.json"
-    run(
-        EXAMPLE,
-        {"output": str(report), "num-server-rounds": 2},
-        num_supernodes=3,
-        timeout=240,
-    )
+    config = {"output": str(report), "num-server-rounds": 2}
+    run(EXAMPLE, config, num_supernodes=3, timeout=240)
     result = json.loads(report.read_text())
     assert result["accuracy"] > 0.95
     assert result["inertia"] > 0

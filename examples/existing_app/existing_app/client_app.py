@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 from existing_app.task import descend, load_data, probabilities
 from vfl_flower import ALLOW_ALL, Consent, Party, register
+from vfl_flower.party.party import PartyError
 
 app = ClientApp()
 
@@ -45,13 +47,18 @@ def load(context: Context) -> Party:
     """Return the same rows as a party of vfl_flower, with what may leave it."""
     X, _ = load_data(context)
     config = context.node_config
-    if "consent" not in config:  # a simulation, in which all rows are on one machine
+    # Only a simulation, in which all rows are on one machine, runs in Ray.
+    if "ray" in sys.modules and config.keys() <= {"partition-id", "num-partitions"}:
         return Party(X, consent=ALLOW_ALL)
-    consent, state_dir = (
-        Consent.load(str(config["consent"])),
-        Path(str(config["state-dir"])),
+    for key in ("party-name", "consent", "state-dir"):
+        if not config.get(key):
+            raise PartyError(f"a SuperNode needs {key!r} in its node config")
+    return Party(
+        X,
+        name=str(config["party-name"]),
+        consent=Consent.load(str(config["consent"])),
+        state_dir=Path(str(config["state-dir"])),
     )
-    return Party(X, name=str(config["name"]), consent=consent, state_dir=state_dir)
 
 
 register(app, load)
