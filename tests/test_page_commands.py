@@ -223,8 +223,8 @@ class Reader:
         if MODEL in line:
             line = line.replace(MODEL, self.model(line))
         state = self.folder / "state" / next(iter(self.files), "")
-        line = line.replace("/data/state", str(state)).replace("HOST", "localhost")
-        line = line.replace("/data/", f"{self.folder}/")
+        line = re.sub("/data/state|clinic-a/state", str(state), line)
+        line = line.replace("/data/", f"{self.folder}/").replace("HOST", "localhost")
         words = shlex.split(line.partition(" > ")[0])
         if words[0] == "vfl-flower":
             starts = words[1] in ("party", "coordinator") and "--systemd" not in words
@@ -287,7 +287,7 @@ def test_commands_run(page, tmp_path, monkeypatch):
         if page == "README.md":
             assert re.search(r"(?s)```text\n(\|.*?)```", PAGES[page])[1] in output
         if "forget-client" in line:  # the next lines are of a model of three parties
-            reader.type(RUN[page][0])
+            reader.type(next(one for one in RUN[page] if "box=" in one))
         if line.startswith("vfl-flower init airline"):
             for name in ("weather", "registry"):
                 told = line.replace("airline", name)
