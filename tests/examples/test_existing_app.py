@@ -20,7 +20,6 @@ from vfl_flower.app.deployment.flower_run import run
 from vfl_flower.simulation import InProcessGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "existing_app"
-CONFIG = {"learning-rate": 1.0, "local-steps": 20}
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def grid(monkeypatch):
     grid = InProcessGrid([vf.Party(np.zeros((1, 1)))] * 3)
     for place, context in enumerate(grid._contexts.values()):
         context.node_config = {"partition-id": place, "num-partitions": 3}
-        context.run_config = dict(CONFIG)
+        context.run_config = {"learning-rate": 1.0, "local-steps": 20}
     grid._app = app
     yield grid
     for name in [name for name in sys.modules if name.startswith("existing_app")]:
@@ -57,9 +56,9 @@ def test_fed_avg_is_what_it_was(grid):
 
     model = np.zeros(30), np.zeros(1)
     data = [load_data(context) for context in grid._contexts.values()]
+    sizes = [len(y) for _, y in data]
     for _ in range(2):
         local = [descend(X, y, *model, 1.0, 20) for X, y in data]
-        sizes = [len(y) for _, y in data]
         model = tuple(
             np.average([one[part] for one in local], axis=0, weights=sizes)
             for part in (0, 1)

@@ -459,3 +459,5 @@ def test_a_run_does_not_name_a_file_of_a_node(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     with pytest.raises(PartyError, match="must be named as 'data' in the node config"):
         loaded({"party-name": "a"}, {"data": str(tmp_path / "table.csv")})
+    node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
+    assert loaded(node, {"data": "diabetes"}).consent == Consent()  # it may hold models

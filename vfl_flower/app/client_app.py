@@ -25,7 +25,7 @@ def load_from_context(context: Context) -> Party:
     except ValueError as error:
         name = context.node_config.get("party-name")
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
-    # Other parties are simulated, on a bundled data set or a folder.
+    # Others, if they store no models, are simulated, with bundled data or a folder.
     real = _is_real(source, "data" in with_data(context.node_config))
     if real and source.state_dir is None:
         raise PartyError(
@@ -35,7 +35,7 @@ def load_from_context(context: Context) -> Party:
     party = load(source, context.run_config)
     party.n_parties = source.count or 0
     if source.consent is None:
-        party.consent = Consent() if real else ALLOW_ALL
+        party.consent = Consent() if real or source.state_dir else ALLOW_ALL
     return party
 
 
