@@ -35,6 +35,7 @@ from vfl_flower.app.deployment.processes import (
     free_port,
     wait_for,
 )
+from vfl_flower.protocol.terms import KINDS
 
 EMPTY = Path(__file__).parent / "round_trip_app"
 
@@ -71,6 +72,11 @@ RUNS = {
     },
 }
 """Run configs by name; what is not said has its default."""
+
+CONSENT = "\n".join(
+    ["trust-on-first-use = true", "[leaves]", *(f"{kind} = true" for kind in KINDS)]
+)
+"""It permits every kind."""
 
 
 def start_supernodes(
@@ -115,11 +121,13 @@ class Deployment:
         self.processes, self.folder = processes, folder
         nodes = [
             f'partition-id={index} num-partitions=3 party-name="party-{index}" '
-            f'state-dir="{folder}/state-{index}"'
+            f'state-dir="{folder}/state-{index}" consent="{folder}/consent.toml"'
             for index in range(3)
         ]
         for index in range(3):
             (folder / f"state-{index}").mkdir(mode=0o700, parents=True)
+        (folder / "consent.toml").write_text(CONSENT)
+        (folder / "consent.toml").chmod(0o600)
         if not forks:
             start_supernodes(processes, start_superlink(processes), nodes)
             return
