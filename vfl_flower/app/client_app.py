@@ -25,7 +25,7 @@ def load_from_context(context: Context) -> Party:
     except ValueError as error:
         name = context.node_config.get("party-name")
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
-    # Others, if they store no models, are simulated, with bundled data or a folder.
+    # Other parties are simulated: they hold parts of a bundled data set or folder.
     real = _is_real(source, "data" in with_data(context.node_config))
     if real and source.state_dir is None:
         raise PartyError(
