@@ -97,8 +97,8 @@ def test_a_missing_and_an_extra_column_are_named_with_their_parties():
         Party(np.ones((30, 3)), columns=["age", "size", "sex"], name="south"),
     )
     assert text == (
-        "all parties must hold the same columns: 'south' has no 'weight' and has "
-        "'size', 'sex' besides, unlike 'north'"
+        "all parties must hold the same columns: 'south' has no 'weight' and also has "
+        "'size', 'sex', unlike 'north'"
     )
 
 
@@ -109,7 +109,7 @@ def test_columns_that_may_not_be_named_are_counted():
         Party(X, columns=["age", "weight"], name="south", consent=quiet),
         Party(X, columns=["age", "hiv"], name="east", consent=quiet),
     )
-    counted = "'south' has no column 1 of 'north' and has column 1 of 'south' besides"
+    counted = "'south' has no column 1 of 'north' and also has column 1 of 'south'"
     assert counted in text
     assert "column-names = true" in text
     assert "hiv" not in text

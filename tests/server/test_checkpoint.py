@@ -83,7 +83,7 @@ def test_the_draws_are_those_of_the_run(tmp_path):
 
 def test_other_settings_are_refused_by_name(tmp_path):
     path = die(tmp_path, size=10)
-    with pytest.raises(FederationError, match="must have size as before, 10, got 11"):
+    with pytest.raises(FederationError, match="the same size as before, 10, got 11"):
         Checkpoint(path, {"size": 11})
     Checkpoint(path, {"size": 10}).end()  # and nothing was changed
 
@@ -91,14 +91,14 @@ def test_other_settings_are_refused_by_name(tmp_path):
 def test_another_version_is_refused(tmp_path, monkeypatch):
     path = die(tmp_path)
     monkeypatch.setattr("vfl_flower.server.checkpoint.__version__", "99.0")
-    with pytest.raises(FederationError, match="must have version as before"):
+    with pytest.raises(FederationError, match="must have the same version as before"):
         Checkpoint(path)
 
 
 def test_other_requests_are_refused(tmp_path):
     path = die(tmp_path, 2 * COUNT)
     again = Checkpoint(path)
-    with pytest.raises(FederationError, match="its round trip 2 asked"):
+    with pytest.raises(FederationError, match="round trip 2 was a request"):
         CoresetVRLR(size=11, solver="central").start(
             RealParties(parties(tmp_path)), checkpoint=again
         )

@@ -126,7 +126,7 @@ def assert_failed(variant: str, fault: Fault, clock: Clock) -> PartyFailed:
     assert str(caught.value).startswith(f"party {name!r} failed in {fault.action!r}: ")
     assert clock.now <= TIMEOUT + 0.1
     if fault.kind in (*SILENT, "delay"):  # silence ends the run at the time-out only
-        hint = " (whose node it is: flwr supernode list)"
+        hint = " (flwr supernode list shows whose node it is)"
         hint = hint if fault.action == "hello" else ""
         assert caught.value.reason == f"no reply within 10 s{hint}"
         assert clock.now > TIMEOUT
@@ -251,7 +251,7 @@ def test_message_that_is_not_taken(answer, clock):
             refused = (kind, node) == ("train.coresets_totals", 1001)
             return answer if refused else super().push_messages([message])
 
-    with pytest.raises(PartyFailed, match="the SuperLink did not take") as caught:
+    with pytest.raises(PartyFailed, match="the SuperLink did not accept") as caught:
         VARIANTS["fused"].start(Full(parties(3)), timeout=TIMEOUT)
     assert (caught.value.party, caught.value.action) == ("weather", "coresets_totals")
     assert clock.now == 0.0

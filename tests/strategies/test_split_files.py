@@ -182,7 +182,7 @@ def test_levels_that_differ_are_refused_and_not_shown(folder):
 @pytest.mark.parametrize(
     ("place", "value", "kinds"),
     [
-        (1, "old", "'age' is of kind text at '2' and number at '0': give 'levels' for"),
+        (1, "old", "'age' is of kind text at '2' and number at '0': set 'levels' for"),
         (4, "3", "'seen' is of kind number at '2' and date at '0'"),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_column_of_another_kind_is_refused(folder, place, value, kinds):
         row[place] = value + (end if value == "old" else "")
     write(folder / "2.csv", rows, [*range(6)])
     text = error_of(loaded(folder))
-    assert text.startswith(f"a column must be of one kind at all parties: {kinds}")
+    assert text.startswith(f"a column must be of the same kind at all parties: {kinds}")
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,21 @@ from vfl_flower.party.columns import ColumnKind, Declared, column_digest
 from vfl_flower.protocol.errors import FederationError
 
 OTHER_PLACES = 1000
-"""Most columns that a party leaves out of a file without a header."""
+"""Maximum number of columns that a party excludes from a file without a header."""
 
 SHOWN = 5  # names of columns that an error lists
 
 
 def how_matched(names: Sequence[str], statements: Sequence[Declared]) -> str:
-    """Say how columns match; names x0, x1, .. are of a file without a header."""
+    """Say how columns match; a file without a header has the names x0, x1, ..."""
     most = max(len(said["columns"]) for said in statements) + OTHER_PLACES
     places = {column_digest(f"x{place}") for place in range(most)}
     pairs = zip(names, statements, strict=True)
     nameless = [name for name, said in pairs if places.issuperset(said["columns"])]
     if nameless and len(names) > 1:
         return (
-            "columns are matched by position, and nobody can tell whether they are the "
-            f"same, since they have no names at {', '.join(nameless)}"
+            "columns are matched by position, which nobody can verify, since they have "
+            f"no names at {', '.join(nameless)}"
         )
     return "column names are the same"
 
@@ -32,10 +32,10 @@ def agree(
 ) -> list[str] | None:
     """Return the order of columns that all parties must take; None if they have it.
 
-    The order is `wanted`, that of a trained model, or by default that of the first
-    party. A party without column names is taken to have those of the others, in this
+    The order is `wanted`, the order of a trained model, or by default the first party's
+    order. A party without column names is assumed to have the same columns in this
     order. Raises FederationError if columns differ in name, kind or levels; the error
-    names the parties, and the columns by names that a party has sent, or by positions.
+    names the parties, and the columns by a name that a party has sent or by position.
     """
     named: list[tuple[str, Declared, dict[str, ColumnKind]]] = []
     shown: dict[str, str] = {}
@@ -57,13 +57,13 @@ def agree(
         if len(held) < len(said["columns"]):
             raise FederationError(
                 f"the columns of a party must have distinct names: {name!r} has "
-                f"{len(said['columns'])} of {len(held)} names"
+                f"{len(said['columns'])} columns and {len(held)} names"
             )
     for name, said, held in rest:
         lacks = [column for column in kinds if column not in held]
         more = [column for column in held if column not in kinds]
         parts = [f"has no {listed(first, before, lacks)}"] if lacks else []
-        parts += [f"has {listed(name, said, more)} besides"] if more else []
+        parts += [f"also has {listed(name, said, more)}"] if more else []
         if parts:
             raise FederationError(
                 f"all parties must hold the same columns: {name!r} "
@@ -72,9 +72,9 @@ def agree(
         if differing := [column for column in kinds if held[column] != kinds[column]]:
             kind, wanted_kind = held[differing[0]], kinds[differing[0]]
             # A party whose rows have "f" alone reads it as "false", and so a number.
-            hint = ": give 'levels' for it" if "text" in (kind, wanted_kind) else ""
+            hint = ": set 'levels' for it" if "text" in (kind, wanted_kind) else ""
             raise FederationError(
-                f"a column must be of one kind at all parties: "
+                "a column must be of the same kind at all parties: "
                 f"{listed(first, before, differing)} is of kind {kind} at {name!r} and "
                 f"{wanted_kind} at {first!r}{hint}{_counted(shown)}"
             )
@@ -83,24 +83,24 @@ def agree(
             raise FederationError(
                 "text columns must have the same levels at all parties: those of "
                 f"{listed(first, before, texts)} differ between {first!r} and "
-                f"{name!r}: name the same levels in a file for 'levels' in each node "
-                f"config{_counted(shown)}"
+                f"{name!r}: list the same levels in a file and set 'levels' to it in "
+                f"each node config{_counted(shown)}"
             )
     order = list(wanted) or before["columns"]
     if set(order) != kinds.keys():
         raise FederationError(
             f"the data must have the {len(order)} columns of training: {first!r} has "
-            f"{len(kinds)}, or others"
+            f"{len(kinds)} columns, or differently named ones"
         )
     alike = all(said["columns"] == order for _, said, _ in named)
     return None if alike else order
 
 
 def _counted(shown: Mapping[str, str]) -> str:
-    """Say how columns without a name are meant."""
+    """Explain how the message refers to columns without names."""
     if shown:
         return ""
     return (
         " (column 0 is the first of a party's data, without ids and labels; "
-        "'column-names = true' in each consent.toml lets names be shown instead)"
+        "'column-names = true' in each consent.toml shows names instead)"
     )

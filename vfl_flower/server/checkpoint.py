@@ -1,8 +1,8 @@
-"""What the server has done of a run, on its disk: a run that was killed can resume.
+"""The progress of a run on the server's disk, from which a killed run can resume.
 
 A protocol depends only on the draws of the server and on the replies of the parties. On
 resume it is executed again from its start: the checkpoint repeats the draws, and
-answers the round trips that it holds. No strategy knows of it.
+replays the stored round trips. Strategies need no code for it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _TABLES = (
 class Checkpoint:
     """The draws of the server, and the round trips of a run in their order.
 
-    Without a path nothing is stored, and the draws are those of the operating system.
-    `settings` are JSON, the same when the run resumes; `held` counts the stored round
+    Without a path nothing is stored, and the operating system draws. `settings` are
+    JSON and must be the same when the run resumes; `held` counts the stored round
     trips. Raises FederationError if the file is unusable, in use by another process, or
-    of a run with other settings or another version of the package.
+    of a run with different settings or a different version of the package.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Checkpoint:
             raise
 
     def token(self, size: int) -> bytes:
-        """Return the next `size` random bytes of the run, the same when it goes on."""
+        """Return the next `size` random bytes of the run, the same after a resume."""
         if self._db is None:
             return secrets.token_bytes(size)
         self._draws += 1
@@ -101,11 +101,11 @@ class Checkpoint:
 
     @property
     def ahead(self) -> int:
-        """How many of the round trips held the protocol has not come to yet."""
+        """Number of stored round trips that the protocol has not reached yet."""
         return self.held - self._place
 
     def nodes(self) -> list[int]:
-        """Return the ids of the nodes of the next round trip that is held, or none."""
+        """Return the ids of the nodes of the next stored round trip; [] without one."""
         if self._db is None or not self.ahead:
             return []
         (nodes,) = self._entry("nodes")
@@ -114,18 +114,18 @@ class Checkpoint:
     def replay(
         self, action: str, digest: bytes
     ) -> tuple[float, Iterator[RecordDict]] | None:
-        """Return the seconds and replies of the next round trip that is held, or None.
+        """Return the seconds and replies of the next stored round trip, or None.
 
-        Raises FederationError if it was of another `action`, or of another `digest`.
+        Raises FederationError if its action or digest differs.
         """
         if self._db is None or not self.ahead:
             return None
         asked, known, seconds = self._entry("action, digest, seconds")
-        if known != digest:  # which is of the action too
+        if known != digest:  # the digest covers the action
             raise FederationError(
-                f"the run cannot go on: its round trip {self._place + 1} asked "
-                f"{asked!r} and now asks {action!r} otherwise, since its settings, "
-                "the version of a library or a file of the server have changed"
+                f"the run cannot resume: round trip {self._place + 1} was a request of "
+                f"{asked!r}, and is now a different request, of {action!r}: a setting, "
+                "a library version or a file of the server has changed"
             )
         place, self._place = self._place, self._place + 1
         return seconds, self._replies(place)
@@ -144,7 +144,7 @@ class Checkpoint:
                 yield records_from_bytes(content)
 
     def add(self, place: int, content: RecordDict) -> None:
-        """Write the reply of the node at a place of the round trip that is open."""
+        """Write the reply of the node at a place in the current round trip."""
         if self._db is None:
             return
         packed = records_to_bytes(content)
@@ -155,7 +155,7 @@ class Checkpoint:
     def commit(
         self, action: str, digest: bytes, seconds: float, nodes: Sequence[int]
     ) -> None:
-        """Keep the round trip, to which all replies were added, on the disk."""
+        """Store the round trip on the disk, after all replies were added."""
         if self._db is None:
             return
         entry = self._place, action, digest, seconds, json.dumps(list(nodes))
@@ -167,12 +167,12 @@ class Checkpoint:
         self.held += 1
 
     def drop(self) -> None:
-        """Forget the replies of a round trip that is not complete."""
+        """Discard the replies of an incomplete round trip."""
         if self._db is not None:
             self._db.rollback()
 
     def end(self) -> None:
-        """Close the file, which stays as it is: another process may continue."""
+        """Close the file and leave it unchanged: another process may continue."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -186,7 +186,7 @@ class Checkpoint:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of the file into one sentence."""
+        """Turn an error of the file into a FederationError of one sentence."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:
@@ -199,17 +199,17 @@ class Checkpoint:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ``FederationError`` where the run had another setting."""
+    """Raise ``FederationError`` if a setting of the run has changed."""
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             raise FederationError(
-                f"to go on, the run must have {name} as before, "
+                f"to resume, the run must have the same {name} as before, "
                 f"{before.get(name)!r}, got {now.get(name)!r}"
             )
 
 
 def digest_of(action: str, requests: Sequence[RecordDict]) -> bytes:
-    """Return the SHA-256 of what the nodes are asked, in their order."""
+    """Return the SHA-256 of the requests to the nodes, in their order."""
     sha = hashlib.sha256(action.encode())
     for request in requests:
         frame: Any = request["frame"]

@@ -35,22 +35,22 @@ MOST_OF_REASON = 500  # most characters of a party's reason
 
 ABSENCE = 40.0
 """Seconds that a round trip waits for a node that is not connected. A SuperNode that
-systemd starts again is back sooner; a run that has ended can go on."""
+systemd restarts is back sooner; a run that has ended can resume."""
 
-PATIENCE = 1.0  # seconds that one reply on its way may hold up the others
+PATIENCE = 1.0  # seconds for which one late reply may delay the other replies
 
 FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
-"""Seconds before the first look for replies, most seconds between two, and growth."""
+"""Seconds before the first poll, maximum seconds between polls, and their growth."""
 
 
 Contents = Mapping[int, RecordDict]
-"""What each node is sent."""
+"""The message to each node."""
 Names = Mapping[int, str]
-"""What to call each node."""
+"""The name of each node in messages."""
 
 
 class _ReplyFrame(TypedDict):
-    """What a reply tells besides the values of its step."""
+    """Values of a reply other than the values of its step."""
 
     seconds: Annotated[float, Ge(0)]
     clipped: NotRequired[Annotated[bytes, Len(8, 8)]]
@@ -60,7 +60,7 @@ class _ReplyFrame(TypedDict):
 
 @shapes_only
 class Opened(NamedTuple):
-    """A reply that arrived whole."""
+    """A reply that arrived undamaged."""
 
     values: dict[str, Any]  # of the step, by flat names
     clipped: bytes | None  # a number under a mask, if the party sends into sums
@@ -82,9 +82,9 @@ class Exchange:
 
     Flower's own ``send_and_receive`` looks for replies every 3 s. If Flower says that a
     message, its reply or its node was lost, or if the message arrived damaged, it is
-    sent again: steps give the same reply when they are asked twice. Silence is no
-    reason to ask again: the party may be at work, and a second process for the same
-    step would delay the next.
+    sent again: a step that is requested twice returns the same reply. Silence is no
+    reason to ask again: the party may be busy, and a second process for the same step
+    would delay the next step.
 
     If a SuperNode is killed after it has announced a reply, Flower's grid waits three
     minutes for the rest of it. Therefore a thread fetches each reply, and a delayed one
@@ -117,7 +117,7 @@ class Exchange:
 
         The `checkpoint` replaces the usual one. Raises PartyFailed if a node refused,
         failed too often, was silent or disconnected, and FederationError if the
-        checkpoint holds another round trip in the place of this one.
+        checkpoint holds a different round trip in this place.
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))
@@ -143,7 +143,7 @@ class Exchange:
     def _live(
         self, action: str, contents: Contents, names: Names, checkpoint: Checkpoint
     ) -> list[Opened]:
-        """Ask the nodes, and keep their replies."""
+        """Send the requests to the nodes, and store their replies."""
         deadline = time.monotonic() + self.timeout
         places = list(contents)
         replies: dict[int, Opened] = {}
@@ -215,7 +215,7 @@ class Exchange:
         return (action, node) in self._refused
 
     def _pull(self, numbers: Iterable[str]) -> Iterator[Message]:
-        """Fetch the replies to some messages, and yield those that are there."""
+        """Fetch the replies to some messages; yield the replies that have arrived."""
         for number in numbers:
             patience = 0.0 if number in self._held else PATIENCE
             call = self._held.pop(number, None) or self._fetch(number)
@@ -234,14 +234,14 @@ class Exchange:
             except BaseException as error:  # for the thread that waits
                 call.set_exception(error)
 
-        if getattr(self.grid, "in_process", False):  # whose replies are there
+        if getattr(self.grid, "in_process", False):  # replies are there at once
             work()
         else:
             Thread(target=work, daemon=True).start()
         return call
 
     def _note(self, arrived: Iterable[Message]) -> None:
-        """Keep which of these replies, of round trips that have failed, refuse."""
+        """Note which of these replies, to failed round trips, are refusals."""
         for message in arrived:
             asked = self._unread.pop(message.metadata.reply_to_message_id, None)
             if asked and message.has_error() and message.error.code == messages.REFUSED:
@@ -263,7 +263,7 @@ class Exchange:
             # some give nothing, so that its place in the answer would be unknown.
             number = next(iter(self.grid.push_messages([message])), None)
             if number is None:
-                reason = "the SuperLink did not take the message"
+                reason = "the SuperLink did not accept the message"
                 raise _failure(action, {node: names[node]}, reason)
             entry = self.ledger.entry(action, names[node])
             entry.seconds_answered += time.monotonic() - begun
@@ -271,7 +271,7 @@ class Exchange:
         return pushed
 
     def _count(self, action: str, name: str, content: RecordDict) -> RecordDict:
-        """Count a message to a party, and return what travels."""
+        """Count a message to a party, and return the serialised message."""
         entry, sent = self.ledger.entry(action, name), messages.bundle(content)
         entry.messages += 1
         entry.bytes_down += messages.n_bytes(sent)

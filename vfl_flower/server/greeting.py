@@ -26,14 +26,14 @@ from vfl_flower.version import __version__
 log = logging.getLogger("vfl_flower")
 
 _ALIGN = (
-    "; where files have other rows, or the same ones in another order, run the "
-    "strategy align first, and name its order by alignment"
+    "; if the files hold different rows, or the same rows in a different order, run "
+    "the strategy align first, and set alignment to the name of its order"
 )
-"""What helps where rows are not the same."""
+"""Advice in errors about different rows."""
 
 
 class Greeter:
-    """Greets the parties; `replies` and `names` are theirs by node, in party order."""
+    """Greets the parties; holds their `replies` and `names` by node, in party order."""
 
     def __init__(
         self, exchange: Exchange, session: int, partition: str, terms: Terms
@@ -46,11 +46,11 @@ class Greeter:
         self.from_checkpoint = False
 
     def greet(self, n_parties: int, source: str = "") -> None:
-        """Greet `n_parties` nodes; 0: those that are connected.
+        """Greet `n_parties` nodes; 0: all connected nodes.
 
         `source` says where the number comes from. Raises FederationError if the parties
-        make no order, refuse the run or run another version, and PartyFailed if one
-        fails or sends a malformed reply.
+        cannot be put in order, refuse the run or run a different version, and
+        PartyFailed if a party fails or sends a malformed reply.
         """
         held = self._checkpoint.nodes()
         nodes = held or self._wait_for_nodes(n_parties, source)
@@ -71,7 +71,7 @@ class Greeter:
                 replies[node] = structure(hello.contract.reply, reply, {})
                 for each in ("kinds", "widths"):
                     if len(reply[each]) != len(reply["columns"]):
-                        rule = f"{each!r} must have one for each of 'columns'"
+                        rule = f"{each!r} must have one item for each of 'columns'"
                         raise ContractError(rule)
             except ContractError as error:
                 reason = f"its reply is malformed: {error}"
@@ -80,7 +80,7 @@ class Greeter:
         announced = replies[largest]["n_parties"]
         if announced > len(nodes):  # the others are still to connect
             name = replies[largest]["name"] or unnamed[largest]
-            self.greet(announced, f" by what {name!r} says")
+            self.greet(announced, f" according to {name!r}")
             return
         self.replies = {node: replies[node] for node in _order_of(replies)}
         self.names = {
@@ -93,12 +93,12 @@ class Greeter:
         self.from_checkpoint = bool(held)
 
     def find_again(self) -> dict[str, int]:
-        """Return the nodes of the parties that an earlier process has greeted, by name.
+        """Return the nodes of the parties greeted by an earlier process, by name.
 
-        Raises FederationError if other parties are connected, or if one has changed.
+        Raises FederationError if different parties are connected or one has changed.
         """
         log.info("the run continues after %d round trips", self._checkpoint.held)
-        nodes = self._wait_for_nodes(len(self.names), " with which it began")
+        nodes = self._wait_for_nodes(len(self.names), " as at its start")
         unnamed = self._registered(nodes)
         before = dict(zip(self.names.values(), self.replies.values(), strict=True))
         where: dict[str, int] = {}
@@ -106,37 +106,37 @@ class Greeter:
             name = _name_of(reply) or f"party-{reply.get('index')}"
             if (first := before.get(name)) is None or name in where:
                 raise FederationError(
-                    f"the run continues with the parties with which it started, and "
-                    f"{name!r} is none of them"
+                    "the run must continue with the parties that started it, and "
+                    f"{name!r} is not one of them"
                 )
             now = {"state_key": first.get("state_key"), **reply}
             if changed := [key for key in first if first[key] != now.get(key)]:
                 lost = "public_key" in changed
-                what = "lost the state of the run" if lost else f"another {changed[0]}"
-                reason = f"{name!r} has {what}; begin a new one"
-                raise FederationError(f"the run cannot go on: {reason}")
+                what = "lost the state of the run" if lost else f"a new {changed[0]}"
+                reason = f"{name!r} has {what}; start a new run"
+                raise FederationError(f"the run cannot resume: {reason}")
             where[name] = node
         renamed = {unnamed[node]: name for name, node in where.items()}
         self._exchange.ledger.rename(renamed)
         return where
 
     def infos(self) -> list[PartyInfo]:
-        """Return what the server knows of the parties, in their order."""
+        """Return what the server knows about the parties, in party order."""
         return [
             from_reply(PartyInfo, reply | {"node_id": node, "name": self.names[node]})
             for node, reply in self.replies.items()
         ]
 
     def check_alike(self) -> None:
-        """Raise FederationError unless names differ, and what parties share does not.
+        """Raise FederationError unless names differ and shared rows or columns agree.
 
-        ``"vertical"`` parties share rows; ``"horizontal"`` ones share columns, which
+        ``"vertical"`` parties share rows; ``"horizontal"`` parties share columns, which
         :func:`~vfl_flower.server.agreement.agree` compares by name.
         """
         names, replies, partition = self.names, self.replies, self._partition
         for name in names.values():
             if list(names.values()).count(name) > 1:
-                raise FederationError(f"party names must differ, two are {name!r}")
+                raise FederationError(f"party names must differ, but two are {name!r}")
         if partition == "either":
             return
         first, *rest = replies
@@ -169,12 +169,12 @@ class Greeter:
     ) -> dict[int, dict[str, Any]]:
         """Send ``hello`` to some nodes, and return the values of their replies."""
         contents = dict.fromkeys(nodes, self.message(len(nodes), goes_on))
-        past = Checkpoint() if goes_on else None  # where no greeting is held
+        past = Checkpoint() if goes_on else None  # holds no greeting
         replies = self._exchange(hello.action, contents, names, past)
         return {node: reply.values for node, reply in zip(nodes, replies, strict=True)}
 
     def message(self, count: int, goes_on: bool = False) -> RecordDict:
-        """Return the first message of the run to each of a number of parties."""
+        """Return the first message of the run to each of `count` parties."""
         terms = replace(self._terms, parties=count)
         values = flatten({"partition": self._partition, "terms": terms})
         more = {"goes_on": True} if goes_on else {}
@@ -194,22 +194,22 @@ class Greeter:
                 )
             if time.monotonic() > deadline:
                 raise FederationError(
-                    f"the run needs {wanted} parties{source}, {len(nodes)} connected "
-                    f"within {self._timeout:g} s"
+                    f"the run needs {wanted} parties{source}, but {len(nodes)} "
+                    f"connected within {self._timeout:g} s"
                 )
             time.sleep(poll)
             poll = min(poll * POLL_GROWTH, LAST_POLL)
         if len(nodes) > n_parties > 0:
             raise FederationError(
-                f"the run is for {n_parties} parties{source}, {len(nodes)} are "
-                "connected (one that was stopped counts for a minute or two)"
+                f"the run is for {n_parties} parties{source}, but {len(nodes)} are "
+                "connected (a stopped SuperNode counts for a minute or two)"
             )
         return nodes
 
     def _registered(self, nodes: Sequence[int]) -> dict[int, str]:
-        """Return what to call nodes that have not said whose they are.
+        """Return labels for nodes whose parties have not sent a name.
 
-        A SuperLink has names where the keys of SuperNodes were registered with some.
+        A SuperLink knows a name if the key of the SuperNode was registered with one.
         """
         labels = {node: f"node {node}" for node in nodes}
         for info in self._exchange.grid.get_nodes():
@@ -218,7 +218,7 @@ class Greeter:
         return labels
 
     def _check_consent(self) -> None:
-        """Raise ``FederationError`` where a party refuses what the run needs."""
+        """Raise ``FederationError`` if a party refuses something that the run needs."""
         lacks = {self.names[n]: reply["lacks"] for n, reply in self.replies.items()}
         refusing = {name: lines for name, lines in lacks.items() if lines}
         if refusing:
@@ -235,20 +235,20 @@ class Greeter:
 
 
 def from_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
-    """Return the dataclass of some of the values of a reply."""
+    """Return a dataclass with the values of a reply that it declares."""
     names = {field.name for field in fields(cast(Any, kind))}
     return kind(**{name: value for name, value in reply.items() if name in names})
 
 
 def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Return nodes by index, or else by name; raise FederationError without."""
+    """Return nodes by index or by name; raise FederationError without either."""
     indices = {node: reply["index"] for node, reply in replies.items()}
     if all(index == -1 for index in indices.values()):
         unnamed = [f"node {n}" for n, reply in replies.items() if not reply["name"]]
         if unnamed:
             raise FederationError(
-                "each node needs a partition-id or a party-name in its node config, or "
-                f"its Party an index or a name, but {', '.join(unnamed)} lacks both"
+                "each node needs a partition-id or a party-name in its node config (or "
+                f"an index or name of its Party), but {', '.join(unnamed)} has neither"
             )
         return sorted(replies, key=lambda node: str(replies[node]["name"]))
     distinct = len(set(indices.values()) - {-1}) == len(replies)
@@ -266,13 +266,13 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
 
 
 def _named(failure: PartyFailed) -> PartyFailed:
-    """Return a failure in ``hello`` under the name that the party gives in it."""
+    """Return a failure in ``hello`` under the name that its reason gives the party."""
     match = re.search(r"\bparty '([^']+)'", failure.reason)
     if match is None or not is_name(match[1]):
         away = failure.reason.startswith(("not connected", "no reply"))
         if not away or all(name != f"node {n}" for n, name in failure.nodes.items()):
             return failure
-        reason = f"{failure.reason} (whose node it is: flwr supernode list)"
+        reason = f"{failure.reason} (flwr supernode list shows whose node it is)"
         return PartyFailed(failure.party, failure.action, reason, failure.nodes)
     name, reason = match[1], failure.reason.removeprefix(f"{match[0]}: ")
     return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))

@@ -1,4 +1,4 @@
-"""The only accounting: round trips, messages, bytes, scalars and seconds."""
+"""Costs of a run: round trips, messages, bytes, scalars and seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfl_flower.protocol.terms import Kind
 
 @dataclass
 class Entry:
-    """What one action cost with one party."""
+    """Costs of one action with one party."""
 
     action: str
     party: str
@@ -22,8 +22,8 @@ class Entry:
     units_up: int = 0
     seconds_computed: float = 0.0  # in the step, by the party's own clock
     seconds_answered: float = 0.0
-    """Time until its replies had arrived, by the server's clock: sending its requests,
-    and the time since the requests to all parties were sent."""
+    """Time until its replies arrived, by the server's clock: time to send its requests,
+    plus the time since the requests to all parties were sent."""
 
 
 COUNTS = tuple(field.name for field in fields(Entry))[2:]  # what an entry counts
@@ -31,12 +31,12 @@ COUNTS = tuple(field.name for field in fields(Entry))[2:]  # what an entry count
 
 @dataclass
 class Seen:
-    """Which of the values that a step declares were sent, in any of its messages."""
+    """Which declared values of a step were sent in any of its messages."""
 
     request: set[str] = field(default_factory=set)
     reply: set[str] = field(default_factory=set)
     kinds: set[Kind] = field(default_factory=set)
-    """What the requests made the step reveal."""
+    """Kinds of data that the step revealed in answer to its requests."""
 
 
 @dataclass
@@ -55,12 +55,12 @@ class Ledger:
         For each action the seconds that the server waited in each round trip.
     clips : dict
         For each action how many values all parties together clipped to the bound of a
-        fixed-point sum, unless the server asked for that sum again with a wider one.
+        fixed-point sum, unless the server asked again with a wider bound.
     seen : dict
-        One :class:`Seen` for each action but ``hello``.
+        One :class:`Seen` for each action except ``hello``.
     watch : callable or None
-        Called with the ledger and the action after each round trip, such as to show
-        how far the run is.
+        Called with the ledger and the action after each round trip, for instance to
+        show progress.
 
     Examples
     --------
@@ -80,17 +80,17 @@ class Ledger:
     )
 
     def entry(self, action: str, party: str) -> Entry:
-        """Return the entry to add to, made when it is new."""
+        """Return the entry of an action and a party; create it if it is new."""
         return self.entries.setdefault((action, party), Entry(action, party))
 
     def rename(self, names: dict[str, str]) -> None:
-        """Give parties the names of their first reply, and put them in that order."""
+        """Rename parties as in their first replies, in the order of `names`."""
         place = {party: order for order, party in enumerate(names, start=1)}
         before = sorted(self.entries.values(), key=lambda e: place.get(e.party, 0))
         self.entries = {}
         for entry in before:
             renamed = self.entry(entry.action, names.get(entry.party, entry.party))
-            for name in COUNTS:  # after a resume a party has some already
+            for name in COUNTS:  # after a resume a party may have entries already
                 setattr(renamed, name, getattr(renamed, name) + getattr(entry, name))
 
     def round_trip(self, action: str, seconds: float) -> None:
@@ -100,7 +100,7 @@ class Ledger:
             self.watch(self, action)
 
     def of(self, *actions: str) -> Ledger:
-        """Return the costs of some actions alone."""
+        """Return only the costs of some actions."""
         return Ledger(
             {key: entry for key, entry in self.entries.items() if key[0] in actions},
             {name: waits for name, waits in self.waits.items() if name in actions},
@@ -113,7 +113,7 @@ class Ledger:
 
     @property
     def round_trips(self) -> int:
-        """Times that the server asked and waited, ``hello`` included."""
+        """Number of round trips, including ``hello``."""
         return sum(len(seconds) for seconds in self.waits.values())
 
     @property
@@ -138,7 +138,7 @@ class Ledger:
 
     @property
     def clipped(self) -> int:
-        """Values clipped in fixed-point sums; a result with any is not exact."""
+        """Number of values clipped in fixed-point sums, which are then not exact."""
         return sum(self.clips.values())
 
     @property
@@ -148,7 +148,7 @@ class Ledger:
 
     @property
     def seconds_computed(self) -> float:
-        """Seconds that the parties computed, added up."""
+        """Seconds that the parties computed, in total."""
         return float(self._sum("seconds_computed"))
 
     def to_dict(self) -> dict[str, Any]:

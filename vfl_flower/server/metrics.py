@@ -1,4 +1,4 @@
-"""What the numbers of a result mean, in words for whoever has to decide by them."""
+"""Explanations of the metrics of a result, for readers who must act on them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from typing import Literal, NamedTuple
 
 
 class Metric(NamedTuple):
-    """What one number of a result means."""
+    """The meaning of one metric of a result."""
 
     title: str  # its name in plain words
     text: str
-    """What it says, in a sentence or two, for people who do not know the method."""
-    better: Literal["higher", "lower", ""] = ""  # which values are; "": neither
+    """Explanation in a sentence or two, for readers who do not know the method."""
+    better: Literal["higher", "lower", ""] = ""  # which values are better
     kind: Literal["number", "share", "count"] = "number"
     """How it is shown: a share of 0.25 as 25 %."""
 
 
 CONVERGED = Metric(
     "Solver finished",
-    "1 if the solver reached its goal, and 0 if it stopped before: the model is then "
-    "not the best one for these data.",
+    "1 if the solver reached its goal, and 0 if it stopped earlier: the model is then "
+    "not the best possible for these data.",
     "higher",
     "count",
 )
-"""Of whatever iterates."""
+"""Metric of every iterative solver."""
 
 SPREAD = "_se"
-"""How the name of a standard error ends: it stands beside the number that it is of."""
+"""Suffix of the name of a standard error, after the name of its metric."""
 
 OF_SPREAD = (
-    "The figure after ± is the standard error: with other rows held out, the number "
-    "would be within two of them nineteen times in twenty."
+    "The figure after ± is the standard error: with different held-out rows, the "
+    "number would be within two standard errors nineteen times in twenty."
 )
-"""What every standard error means."""
+"""Explanation of every standard error."""

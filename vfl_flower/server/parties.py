@@ -1,4 +1,4 @@
-"""The parties of a run as the server sees them: one call is one round trip."""
+"""The parties of a run, as the server sees them: each call is one round trip."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from vfl_flower.typing import Array, Arrays
 log = logging.getLogger("vfl_flower")
 
 SALT_BYTES = 16  # bytes of the salt of a digest
-WIDER = 2.0**20  # factor of a bound that clipped a value, in the next request
-MOST_BOUND = 1e200  # a wider one clips no value that a party computes in floats
+WIDER = 2.0**20  # factor by which the next request widens a bound that clipped
+MOST_BOUND = 1e200  # no value that a party computes in floats is larger
 
 
 Request = Mapping[str, Any]
@@ -45,21 +45,22 @@ Request = Mapping[str, Any]
 
 
 class Parties(Sequence[PartyInfo]):
-    """The parties of one run, in order of their index, and the only way to ask them.
+    """The parties of one run, in order of their index; sends all requests to them.
 
-    Making it is the first round trip, ``hello``; the keys of all travel with the next
-    message. Without a `seed` the parties draw from their operating systems. With 0
-    `n_parties` those take part that are connected, at least ``terms.parties``. The
-    parties load their parts of `model`, whose columns have the order `columns` (by
-    default that of the first party). Only `steps` may be asked for, if there are any.
+    The constructor makes the first round trip, ``hello``; the keys of all parties are
+    sent with the next message. Without a `seed` the parties draw from their operating
+    systems. If `n_parties` is 0, all connected parties take part, at least
+    ``terms.parties``. The parties load their local models of `model`, whose columns
+    have the order `columns` (by default the first party's order). If `steps` are given,
+    no other step may be requested.
 
     `session` is the random number of this session, 63 bits: the id of the model it
     trains. If parties hold rows, `columns` has digests of the names of their columns in
-    the order that all take (empty without names), `column_kinds` and `column_widths`
-    what each column of a file holds and how many columns of X it becomes, and `gaps`
-    whether a party has missing values.
+    the common order (empty without names), `column_kinds` and `column_widths` say what
+    each column of a file holds and how many columns of X it becomes, and `gaps` whether
+    a party has missing values.
 
-    Raises FederationError for fewer than two parties, or if they do not fit together,
+    Raises FederationError for fewer than two parties or for incompatible parties,
     and PartyFailed if a party cannot load its data or does not answer in time.
     """
 
@@ -111,13 +112,13 @@ class Parties(Sequence[PartyInfo]):
         self._unproven = set(range(len(self))) if any(signing) else set()
         self._last = [0] * len(self)  # round in which each party was last asked
         if not all(signing):
-            self.checkpoint.remove()  # a party without a state-dir cannot go on
+            self.checkpoint.remove()  # a party without a state-dir cannot resume
         self._resumed = self._greeter.from_checkpoint and all(signing)
 
     def _agree_on_columns(
         self, names: Sequence[str], replies: Sequence[Declared]
     ) -> str:
-        """Note the columns of parties that hold rows; return how they match."""
+        """Store the columns of parties that hold rows; return how columns match."""
         self._columns = agree(names, replies, self.columns)
         self.gaps = any(reply["gaps"] for reply in replies)
         named = next((reply for reply in replies if reply["columns"]), replies[0])
@@ -126,7 +127,7 @@ class Parties(Sequence[PartyInfo]):
         self.column_kinds = dict(zip(digests, named["kinds"], strict=True))
         self.column_widths = dict(zip(digests, named["widths"], strict=True))
         if self._columns is not None:
-            log.info("all parties take their columns in the order of one")
+            log.info("all parties reorder their columns to one common order")
         return how_matched(names, replies)
 
     @overload
@@ -143,12 +144,12 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def session_id(self) -> str:
-        """The session in hexadecimal digits: the id of the model that it trains."""
+        """The session in hexadecimal digits: the id of the trained model."""
         return f"{self.session:016x}"
 
     @property
     def n_rows(self) -> int:
-        """Number of rows, n: the same at all parties, or with split rows their sum."""
+        """Number of rows, n: of each party, or with split rows of all together."""
         if self._partition == "horizontal":
             return sum(info.n_rows for info in self)
         return self[0].n_rows
@@ -174,12 +175,12 @@ class Parties(Sequence[PartyInfo]):
         if holders[0].n_labels < self.n_rows:
             raise FederationError(
                 f"{holders[0].name!r} must hold the labels of all {self.n_rows} rows, "
-                f"{self.n_rows - holders[0].n_labels} are missing"
+                f"but {self.n_rows - holders[0].n_labels} are missing"
             )
         return self.label_holders[0]
 
     def let(self, kind: Kind, *places: int) -> bool:
-        """Return whether parties let an optional kind leave; log who does not."""
+        """Return whether parties permit an optional kind; log which parties do not."""
         names = [self[j].name for j in places if kind not in self[j].lets]
         if names:
             log.info(
@@ -189,15 +190,15 @@ class Parties(Sequence[PartyInfo]):
         return not names
 
     def refuse_two(self, what: str, allowed: bool) -> None:
-        """Raise ``FederationError`` for two parties, where `what` gives parties sums.
+        """Raise ``FederationError`` for two parties if `what` reveals sums to parties.
 
-        If they are `allowed` (``allow_two_parties``), log a warning.
+        If two are `allowed` (``allow_two_parties``), log a warning instead.
         """
         if len(self) > 2:
             return
         reason = (
-            f"{what} gives the parties sums over all, and between two the sum shows "
-            "each the other's part"
+            f"{what} reveals sums over all parties to each of them, and with only two "
+            "parties, each sum reveals the other's contribution"
         )
         if not allowed:
             raise FederationError(
@@ -207,33 +208,33 @@ class Parties(Sequence[PartyInfo]):
         log.warning("%s", reason)
 
     def hurry(self, seconds: float) -> None:
-        """Wait for a reply for so many seconds at most from now on."""
+        """Lower the timeout of all later replies to `seconds`."""
         self._exchange.timeout = min(self._exchange.timeout, seconds)
 
     def leave_checkpoint(self) -> None:
-        """Keep nothing in the checkpoint of what is asked from now on."""
+        """Store no later round trip in the checkpoint."""
         self._exchange.checkpoint = Checkpoint()
 
     def refused(self, j: int, step: Step[..., Any]) -> bool:
-        """Return whether party `j` has refused a step and so has done nothing of it."""
+        """Return whether party `j` refused a step, and so executed none of it."""
         return self._exchange.refused(step.action, self[j].node_id)
 
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Ask all parties for a step, in one round trip; return the replies and sums.
+        """Request a step of all parties in one round trip; return the replies and sums.
 
-        :meth:`Step.summing` asks for the sums of arrays under masks, and
-        :func:`~vfl_flower.protocol.steps.each` gives a parameter that differs between
-        parties. Raises PartyFailed if a party refused, failed, sent something that its
-        step does not declare, or did not answer in time.
+        :meth:`Step.summing` requests the sums of arrays under masks, and
+        :func:`~vfl_flower.protocol.steps.each` sends each party its own value of a
+        parameter. Raises PartyFailed if a party refused, failed, sent a value that its
+        step does not declare, or did not reply in time.
         """
         _check_named(args)
         replies = self._ask(question.step, question.sums, values)
         if replies.clipped:
             log.warning(
-                "%d values of %s were clipped to the bound of their sum, which is not "
-                "exact",
+                "%d values of %s were clipped to the bound of their sum, so the sum is "
+                "not exact",
                 *(replies.clipped, question.step.action),
             )
         return replies
@@ -247,14 +248,14 @@ class Parties(Sequence[PartyInfo]):
     def ask_exactly(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Ask with bounds that are first guesses, and again if one clips a value."""
+        """Ask with guessed bounds, and again with wider ones if a value is clipped."""
         _check_named(args)
         sums, step = dict(question.sums), question.step
         while (replies := self._ask(step, sums, values)).clipped:
             if any(spec.bound > MOST_BOUND for spec in sums.values()):
                 raise FederationError(
-                    f"the values of {step.action} must be below {MOST_BOUND:g} in "
-                    f"size, {replies.clipped} are not"
+                    f"the absolute values of {step.action} must be below "
+                    f"{MOST_BOUND:g}, but {replies.clipped} are not"
                 )
             self.ledger.clips[step.action] -= replies.clipped
             sums = {n: replace(s, bound=s.bound * WIDER) for n, s in sums.items()}
@@ -303,7 +304,7 @@ class Parties(Sequence[PartyInfo]):
     def _sum_of(
         self, step: Step[..., Any], addends: list[Array], adding: Group
     ) -> Array:
-        """Return a sum; raise FederationError unless it can be one, up to rounding."""
+        """Return a sum; raise FederationError if it is beyond its bound."""
         total = unmask_sum(addends, adding)
         if isinstance(adding, Ring | Plain):
             most = len(self) * adding.bound * (1 + 1e-9)
@@ -312,11 +313,11 @@ class Parties(Sequence[PartyInfo]):
         return total
 
     def faulty_sum(self, step: Step[..., Any], rule: str) -> FederationError:
-        """Return the error for a sum that breaks a rule, whoever is at fault."""
+        """Return the error for a sum that breaks a rule; any party may be at fault."""
         names = ", ".join(repr(info.name) for info in self)
         return FederationError(
-            f"in {step.action!r} the parts of the parties do not add up to {rule}: one "
-            f"of {names} is faulty"
+            f"in {step.action!r} the parties' contributions do not add up to {rule}: "
+            f"one of {names} is faulty"
         )
 
     def _clipped(self, step: Step[..., Any], replies: Mapping[int, Reply[Any]]) -> int:
@@ -326,8 +327,8 @@ class Parties(Sequence[PartyInfo]):
         sent = sum(a.size for reply in replies.values() for a in reply.hidden.values())
         if not 0 <= total <= sent:
             raise FederationError(
-                f"the masks of {step.action} do not cancel: a party was asked "
-                "something else than the others, or did not follow the protocol"
+                f"the masks of {step.action} do not cancel: one party received a "
+                "different request from the others, or did not follow the protocol"
             )
         clips = self.ledger.clips
         clips[step.action] = clips.get(step.action, 0) + int(total)
@@ -336,14 +337,14 @@ class Parties(Sequence[PartyInfo]):
     def _requests(
         self, step: Step[..., Any], values: Request, bound: bool
     ) -> list[dict[str, Any]]:
-        """Return the values to each party; raise ValueError if common ones differ."""
+        """Return the values to each party; raise ValueError if common values differ."""
         fields = step.contract.request
         for name in values.keys() & fields.keys() if bound else ():
             common = fields[name].sending is None and fields[name].leaves is None
             if common and isinstance(values[name], Each):
                 raise ValueError(
-                    f"{name} must be the same for all parties of {step.action}, whose "
-                    "masks cancel, and sealed bytes open, only then"
+                    f"{name} must be the same for all parties of {step.action}: "
+                    "otherwise masks do not cancel, nor do sealed bytes open"
                 )
         return [self._values_for(j, values) for j in range(len(self))]
 
@@ -361,7 +362,7 @@ class Parties(Sequence[PartyInfo]):
         }
 
     def _blocks(self, step: Step[..., Any], requests: Sequence[Request]) -> _Blocks:
-        """Return the digests of what each party alone is sent; none if nothing is."""
+        """Return the digests of the values sent to a single party, if there are any."""
         fields = step.contract.request
         if not has_own(fields):
             return _Blocks()
@@ -372,7 +373,7 @@ class Parties(Sequence[PartyInfo]):
     def _secrets(
         self, step: Step[..., Any], replies: Mapping[int, Reply[Any]]
     ) -> dict[str, list[Any]]:
-        """Return what parties have for others, encrypted, a list over the receivers."""
+        """Return the encrypted values for other parties, a list over the recipients."""
         secrets: dict[str, list[Any]] = {}
         for sender, reply in replies.items():
             for name, parts in reply.secrets.items():
@@ -380,7 +381,7 @@ class Parties(Sequence[PartyInfo]):
                 private = leaves == contract.PRIVATE
                 if leaves == contract.SECRET and parts and name in secrets:
                     first = self[secrets[name].index(None)].name
-                    reason = f"it sends the secret {name!r} after {first!r} has"
+                    reason = f"it sends the secret {name!r}, as {first!r} did before"
                     raise self.failure(sender, step, reason)
                 empty: list[Any] = [{} if private else None for _ in self]
                 for to, part in parts.items():
@@ -405,8 +406,8 @@ class Parties(Sequence[PartyInfo]):
 
         One hop along all trees is one round trip. The root sends its own addend to
         itself. The step's parameter ``send`` gets the names of the arrays that a party
-        must send. Raises ValueError if a tree leaves out a party, so that the masks of
-        the others do not cancel, and PartyFailed as :meth:`ask` does.
+        must send. Raises ValueError if a tree lacks a party, so that the masks of the
+        other parties do not cancel, and PartyFailed as :meth:`ask` does.
         """
         _check_named(args)
         step, number = question.step, self._round + 1
@@ -414,8 +415,8 @@ class Parties(Sequence[PartyInfo]):
         for name, (_, tree) in sums.items():
             if self._group(asked[name]).protects and len(tree.leaves) < len(self):
                 raise ValueError(
-                    f"the tree of {name!r} must have all {len(self)} parties, whose "
-                    f"masks cancel only together, got {len(tree.leaves)}"
+                    f"the tree of {name!r} must have all {len(self)} parties, because "
+                    f"masks cancel only over all, got {len(tree.leaves)}"
                 )
         inputs = self._requests(step, values, bound=True)
         blocks = self._blocks(step, inputs)
@@ -459,9 +460,9 @@ class Parties(Sequence[PartyInfo]):
         sums: Mapping[int, Mapping[str, SumRequest]],
         blocks: _Blocks,
     ) -> dict[int, Reply[R]]:
-        """Send parties their values, each with a frame, and return checked replies."""
+        """Send each party its values with a frame, and return the checked replies."""
         if self._steps and step not in self._steps:
-            raise ValueError(f"steps must have {step.action}, which was asked for")
+            raise ValueError(f"steps must list {step.action}, which was requested")
         if self._resumed and not self.checkpoint.ahead:
             where = self._greeter.find_again()
             self._infos = [replace(info, node_id=where[info.name]) for info in self]
@@ -513,7 +514,7 @@ class Parties(Sequence[PartyInfo]):
         return replies
 
     def _signatures(self, j: int) -> bytes | None:
-        """Return the signatures of all parties, once, for a second message to j."""
+        """Return all parties' signatures for the second message to j; None later."""
         if j not in self._unproven or len(self._signed) < len(self):
             return None
         self._unproven.remove(j)
@@ -522,18 +523,18 @@ class Parties(Sequence[PartyInfo]):
     def _note(
         self, step: Step[..., Any], requests: Iterable[Request], replies: list[Opened]
     ) -> None:
-        """Note in the ledger which of the declared values were sent."""
+        """Note in the ledger which declared values were sent."""
         seen = self.ledger.seen.setdefault(step.action, Seen())
         for values in requests:
             seen.request |= {n for n, v in values.items() if contract.flatten({n: v})}
             seen.kinds |= {r.kind for r in step.reveals if r.applies(values)}
         for reply in replies:
-            # Some values are in several parts: ``name_k`` or ``name.k``.
+            # Some values are sent as several arrays: ``name_k`` or ``name.k``.
             heads = (re.split(r"[._]\d+$|\.", name)[0] for name in reply.values)
             seen.reply |= step.contract.reply.keys() & {*reply.values, *heads}
 
     def _sizes(self, step: Step[..., Any], j: int, values: Request) -> contract.Sizes:
-        """Return the sizes that the reply of party j to these values may refer to."""
+        """Return the sizes to which the reply of party j to these values may refer."""
         info = self[j]
         sizes = {"n_rows": info.n_rows, "n_columns": info.n_columns}
         sizes["n_parties"] = len(self)
@@ -549,7 +550,7 @@ class Parties(Sequence[PartyInfo]):
 @shapes_only
 @dataclass(frozen=True)
 class _Blocks:
-    """Digests of what each party alone is told, and their salts, if there are any."""
+    """Digests of the values sent to a single party, and their salts, if any."""
 
     digests: bytes | None = None
     salts: Sequence[bytes] = ()

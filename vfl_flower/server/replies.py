@@ -1,4 +1,4 @@
-"""What the server knows of the parties, and what they reply."""
+"""What the server knows about the parties, and their replies."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from vfl_flower.typing import Array, Arrays
 
 @dataclass(frozen=True)
 class PartyInfo:
-    """What a party says of itself in ``hello``."""
+    """What a party states about itself in ``hello``."""
 
     node_id: int  # Flower's number
     name: str  # ``party-name``, or ``party-<index>``
     n_rows: int
     n_columns: int
     n_labels: int  # rows whose label it knows
-    keeps: bool = False  # whether it has a place for its local models
-    lets: Sequence[Kind] = ()  # what may leave it that the run can do without
+    keeps: bool = False  # whether it stores local models
+    lets: Sequence[Kind] = ()  # the optional kinds that it permits
 
 
 @shapes_only
@@ -40,10 +40,10 @@ class Replies(Sequence[R]):
 
     values: list[R]  # what each party sent in the clear, as its step declares it
     failure: Callable[[int, str], PartyFailed] = field(repr=False)
-    """Makes the error that says what is wrong with a party's reply."""
+    """Returns the error that says what is wrong with a party's reply."""
     sums: Arrays = field(default_factory=dict)  # of what was sent under masks
     sealed: dict[str, Sealed] = field(default_factory=dict)
-    """Sums over parties that only one party can open."""
+    """Sums over the parties that only one party can open."""
     secrets: dict[str, list[Any]] = field(default_factory=dict)
     """What each party has for all others, encrypted for each: an argument of
     :func:`~vfl_flower.protocol.steps.each`. The sender's place has None."""
@@ -62,7 +62,7 @@ class Replies(Sequence[R]):
         return len(self.values)
 
     def each(self, name: str) -> list[Any]:
-        """Return each party's value of a name; raise PartyFailed if one lacks it."""
+        """Return each party's value of a name; raise PartyFailed if it is missing."""
         for j, reply in enumerate(self.values):
             if name not in reply:
                 raise self.failure(j, f"its reply lacks {name!r}")
@@ -72,7 +72,7 @@ class Replies(Sequence[R]):
 @shapes_only
 @dataclass(frozen=True)
 class Reply(Generic[R]):
-    """What one party has sent: in the clear, under masks, and for other parties."""
+    """The reply of one party: in the clear, under masks, and for other parties."""
 
     values: R
     hidden: Arrays
@@ -88,9 +88,9 @@ def checked(
     sums: Mapping[str, SumRequest],
     arrived: Opened,
 ) -> Reply[R]:
-    """Return what one of `count` parties has sent, if its step declares it so.
+    """Return the reply of one of `count` parties, if it is as its step declares.
 
-    `sums` are those that the server asked for. Raises ContractError.
+    `sums` are the sums that the server requested. Raises ContractError.
     """
     fields, reply = step.contract.reply, arrived.values
     hidden = {name: reply.pop(name, None) for name in sums}
@@ -122,7 +122,7 @@ def _for_others(
     leaves: contract.Leaves | None,
     reply: dict[str, Any],
 ) -> dict[int, Array]:
-    """Take what a party has encrypted for others out of its reply, by receiver."""
+    """Pop from a reply the values encrypted for other parties, by recipient."""
     if leaves == contract.PRIVATE:
         keys = {to: key for to, key in contract.family(name, reply) if to < count}
     elif leaves == contract.NEXT:
@@ -139,7 +139,7 @@ def _for_others(
 
 
 def _check_elements(name: str, array: Array, adding: Group) -> None:
-    """Raise unless an array has elements of a group; elsewhere any number is one."""
+    """Raise ContractError unless an array has only elements of its group."""
     if isinstance(adding, Field) and (array >= adding.p).any():
         raise contract.ContractError(f"{name!r} must hold elements below {adding.p}")
     if not adding.protects and not np.isfinite(array).all():

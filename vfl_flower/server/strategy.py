@@ -37,32 +37,32 @@ Traces = dict[str, list[tuple[int, int, float]]]
 
 @dataclass(repr=False, kw_only=True)
 class ProtocolResult(Result):
-    """Flower's ``Result`` with the model and what it cost.
+    """Flower's ``Result`` with the model and its costs.
 
     Attributes
     ----------
     model : Model
         The trained model, with ``predict``, ``save`` and ``load``.
     ledger : Ledger
-        Round trips, bytes, scalars and seconds, of everything.
+        Round trips, bytes, scalars and seconds of the whole run.
     evaluation : Ledger
-        Those of `ledger` that only evaluated the model.
+        The costs in `ledger` that only evaluated the model.
     seed : int or None
-        The seed that was given: with it the run repeats.
+        The given seed, with which the run can be repeated.
     strategy : ProtocolStrategy
-        What was run, with its settings.
+        The strategy that was run, with its settings.
     parties : tuple of PartyInfo
-        Who took part, in party order.
+        The parties that took part, in party order.
     seconds : float
         Time from the start to the end of the run in this process.
     traces : dict of str to list of (int, int, float)
-        How an iterative solver went: by the name of a metric its values, each with the
-        round trips and bytes up to then.
+        The course of an iterative solver: for each metric its values, each with the
+        number of round trips and bytes so far.
     warnings : tuple of str
         Why the model may be worse than it should be, such as a solver that did not
         converge.
     curves : mapping of str to sequence
-        What pictures of the model need, bin by bin; empty where there is nothing. See
+        Data for pictures of the model, bin by bin; empty if there are none. See
         ``docs/simulate.md``.
 
     Examples
@@ -96,10 +96,10 @@ class ProtocolResult(Result):
 
 @dataclass(eq=False, repr=False)
 class Run:
-    """What a protocol is given besides the parties: its randomness and its record.
+    """The randomness and the record of a protocol.
 
-    A protocol sets `curves`, the data of pictures of the model, and adds `warnings`:
-    why the result may be worse than it should be.
+    A protocol sets `curves`, the data for pictures of the model, and adds `warnings`:
+    reasons why the result may be worse than it should be.
     """
 
     seed: int
@@ -133,31 +133,31 @@ class Run:
                 self.evaluate_metrics[iteration] = evaluated
 
     def trace(self, name: str, value: float) -> None:
-        """Store a solver's value of a metric, with what the run has cost so far."""
+        """Store a solver's value of a metric, with the costs of the run so far."""
         sent = self.ledger.bytes_up + self.ledger.bytes_down
         point = (self.ledger.round_trips, sent, float(value))
         self.traces.setdefault(name, []).append(point)
 
 
 class Watch(Protocol):
-    """Who is told how far a run is."""
+    """Receiver of a run's progress."""
 
     def greeted(
         self, strategy: ProtocolStrategy, parties: Parties, ledger: Ledger
     ) -> None:
-        """Say that the parties have answered ``hello``."""
+        """Report that the parties have answered ``hello``."""
 
     def round_trip(self, ledger: Ledger, action: str) -> None:
-        """Say that the parties have answered a step."""
+        """Report that the parties have answered a step."""
 
 
 @settings
 class ProtocolStrategy(Strategy):
-    """Base of the package's strategies; goes wherever a Flower strategy goes.
+    """Base of the package's strategies, for use wherever Flower takes a strategy.
 
     A subclass declares its settings (:mod:`vfl_flower.protocol.settings`) and writes
     :meth:`protocol`; its locals are the state, one call to ``parties`` is one round
-    trip, and the four hooks of a round-based strategy have no place in it.
+    trip, and the four hooks of a round-based strategy are not used.
 
     Examples
     --------
@@ -181,8 +181,8 @@ class ProtocolStrategy(Strategy):
     know it, so the rows that a party draws tell more of its scores. Without one the
     parties draw from their operating systems. Keys and masks never depend on it."""
 
-    task: ClassVar[str] = "train"  # of its algorithm, as the run config calls it
-    model_class: ClassVar[type[Model]]  # of the model that it trains, or works with
+    task: ClassVar[str] = "train"  # name of its task in the run config
+    model_class: ClassVar[type[Model]]  # class of the model that it trains or uses
     partition = "vertical"
     """What differs between parties: the columns ("vertical") or the rows ("horizontal")
     that each holds, or anything ("either")."""
@@ -192,13 +192,13 @@ class ProtocolStrategy(Strategy):
     fills: ClassVar[bool] = False
     """Whether it fills missing values with means over all parties that hold rows."""
     resumable: ClassVar[bool] = True
-    """Whether a checkpoint lets a run go on; otherwise the next run completes it."""
+    """Whether a killed run can resume; otherwise the next run completes it."""
     steps: ClassVar[Steps] = ()
-    """Steps that it asks for, in the order of the protocol; no other one."""
+    """All steps that it requests, in the order of the protocol."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
-    """Steps that evaluate the model and do not train it."""
+    """Steps that only evaluate the model."""
     labelled: ClassVar[bool] = False  # whether it learns from labels
-    numeric: ClassVar[bool] = False  # whether these must be numbers, in any case
+    numeric: ClassVar[bool] = False  # whether labels must always be numbers
     question: ClassVar[str] = ""
     """The title of its report; "{label}" stands for the name of the label's column."""
     explained: ClassVar[Mapping[str, Metric]] = {}  # what its metrics mean, by name
@@ -212,7 +212,7 @@ class ProtocolStrategy(Strategy):
 
     @abstractmethod
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Train with parties, in order of index, and return the model's arrays."""
+        """Train with the parties, in order of index; return the model's arrays."""
 
     def start(
         self,
@@ -231,7 +231,7 @@ class ProtocolStrategy(Strategy):
         Parameters
         ----------
         grid : Grid
-            Where the parties are.
+            Flower's grid, by which the parties are reached.
         initial_arrays, num_rounds, train_config, evaluate_config : None
             A protocol has its own start, rounds and settings; anything but None (or an
             empty record) raises.
@@ -241,7 +241,7 @@ class ProtocolStrategy(Strategy):
             Called with (iteration, arrays) for iteration 0 and each recorded one; make
             the model of `arrays` with ``strategy.model_class.from_arrays``.
         checkpoint : Checkpoint, optional
-            Keeps what the run has done, and lets one that was killed go on.
+            Stores the progress of the run, so that it can resume if it is killed.
 
         Returns
         -------
@@ -251,12 +251,12 @@ class ProtocolStrategy(Strategy):
         Raises
         ------
         FederationError
-            The parties do not fit together.
+            The parties are incompatible.
         PartyFailed
-            A party failed; the run ends, nothing is filled in for it.
+            A party failed; the run ends, and its values are not replaced.
         ValueError
             An argument that a protocol cannot honour, a timeout <= 0, or a setting that
-            was changed to what its constructor refuses.
+            was changed to an invalid value.
         """
         for name, value in (
             ("initial_arrays", initial_arrays),
@@ -315,10 +315,10 @@ class ProtocolStrategy(Strategy):
         )
 
     def give_up(self, parties: Parties, error: Exception) -> None:
-        """Tidy up after a failed protocol; no checkpoint records its requests."""
+        """Clean up after a failed protocol; no checkpoint records its requests."""
 
     def greet(self, exchange: Exchange) -> Parties:
-        """Greet the parties; raise FederationError if they refuse or do not fit."""
+        """Greet the parties; raise FederationError if they refuse or do not match."""
         parties = Parties(
             exchange,
             seed=self.seed,
@@ -332,89 +332,89 @@ class ProtocolStrategy(Strategy):
         )
         if parties.gaps and not self.fills:
             raise FederationError(
-                f"the data of a party have missing values, and {type(self).__name__} "
-                "fills none: set impute to 'none' to see which"
+                f"a party's data have missing values, which {type(self).__name__} does "
+                "not fill: set impute to 'none' to see which party"
             )
         return parties
 
     def rehearsed(self) -> Self:
-        """Return the strategy that a rehearsal runs, on columns without names."""
+        """Return the strategy for a rehearsal, which has columns without names."""
         return self.replace()
 
     def check(self) -> None:
-        """Raise before any message where the strategy cannot run."""
+        """Raise, before any message, if the strategy cannot run."""
 
     @property
     def least_parties(self) -> int:
-        """The fewest parties that make a run."""
+        """Minimum number of parties of a run."""
         return 2
 
     def check_count(self, count: int) -> None:
-        """Raise ``ValueError`` where `count` parties cannot make a run."""
+        """Raise ``ValueError`` if `count` parties cannot make a run."""
         if count < self.least_parties:
             rule = f"needs at least {self.least_parties} parties"
             raise ValueError(f"{type(self).__name__} {rule}, got {count}")
         if self.n_parties not in (0, count):
-            rule = f"must be 0 or the {count} parties given"
+            rule = f"must be 0 or {count}, the number of parties"
             raise ValueError(f"n_parties {rule}, got {self.n_parties}")
 
     def fewest_rows(self, columns: int) -> int:
-        """Return how many rows a run needs at least with so many columns."""
+        """Return the minimum number of rows for a run with this number of columns."""
         return LEAST_ROWS
 
     @property
     def repeats(self) -> bool:
-        """Whether a run with a seed repeats to the last digit."""
+        """Whether runs with equal seeds agree to the last digit."""
         return True
 
     @property
     def terms(self) -> Terms:
-        """What a run with these settings asks of the parties, beyond sums."""
+        """What a run with these settings requests of the parties, besides sums."""
         return Terms()
 
     @property
     def works_with(self) -> str | None:
-        """Id of the model whose parts the parties load; None: they load none."""
+        """Id of the model whose local models the parties load; None: none is loaded."""
         return None
 
     @property
     def columns(self) -> Sequence[str]:
-        """Digests of the names of the columns of a trained model, in their order."""
+        """Digests of the column names of a trained model, in their order."""
         return ()
 
     @property
     def enough_rows(self) -> int | None:
-        """Rows above which more of them cost no more, for a plan; None: none."""
+        """Number of rows above which more rows cost no more, for a plan, or None."""
         return None
 
     def trade(self, n_rows: int) -> str:
-        """Say in sentences what a plan's figures depend on beyond sizes."""
+        """Explain in sentences which settings change the figures of a plan."""
         return ""
 
     def scaled(self, share: float) -> Self:
-        """Return the strategy that needs as many messages on a share of the rows."""
+        """Return the strategy that sends as many messages on a share of the rows."""
         return self
 
     def random_rows(
         self, rng: np.random.Generator, n_rows: int, n_columns: int
     ) -> Array:
-        """Return rows without a meaning that the strategy takes, for a rehearsal."""
+        """Return random rows that the strategy accepts, for a rehearsal."""
         return rng.uniform(-0.5, 0.5, size=(n_rows, n_columns))
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return why a model with these last metrics may be worse than it should be."""
+        """Return why a model with these metrics may be worse than it should be."""
         if metrics.get("converged", 1.0) == 1.0:
             return []
         return ["the solver stopped before it converged: the model is not the optimum"]
 
     def watched_by(self, watch: Watch) -> Self:
-        """Let somebody know how far the runs of this strategy are; return it."""
+        """Report the progress of runs of this strategy to `watch`; return self."""
         vars(self)["_watch"] = watch
         return self
 
     @property
     def variant(self) -> str:
-        """Name of the result in a report, where it is compared with others."""
+        """Name of the result in a report that compares results."""
         return self.task
 
     def baselines(self) -> dict[str, ProtocolStrategy]:
@@ -422,14 +422,14 @@ class ProtocolStrategy(Strategy):
         return {}
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add, in place, the parties' stored parts of a model in a single process."""
+        """Add the parties' local models to the model, if all are in this process."""
 
     def replace(self, **settings: Any) -> Self:
         """Return the strategy with some settings changed."""
         return type(self)(**values_of(self) | settings)
 
     def summary(self) -> None:
-        """Log the settings that are not as by default, without secrets."""
+        """Log the settings that differ from the defaults, without secrets."""
         shown = ", ".join(
             f"{setting.name}={value!r}"
             for setting in settings_of(type(self))
