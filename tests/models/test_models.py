@@ -118,15 +118,15 @@ def test_kernel_probabilities():
     expected = 1 / (1 + np.exp(-scores))
     chances = model(loss="logistic").predict_proba(X)
     np.testing.assert_allclose(chances, np.stack([1 - expected, expected], axis=1))
-    with pytest.raises(ValueError, match=r"must be of classes, .* 'continuous'"):
+    with pytest.raises(ValueError, match=r"need a model of classes, .* 'continuous'"):
         model(target="continuous", loss="logistic").predict_proba(X)
 
 
 @pytest.mark.parametrize(
     ("kept", "rule"),
     [
-        (True, "lie at the parties: predict with a run of task 'predict' and model '0"),
-        (False, "are gone with its run: not all parties had a state-dir"),
+        (True, "are at the parties: to predict, run task 'predict' with model '0"),
+        (False, "are lost: not all parties had a state-dir"),
     ],
 )
 def test_kernel_model_whose_parts_are_elsewhere(kept, rule, tmp_path):
@@ -187,8 +187,8 @@ def test_clusters_of_a_kernel_that_there_is_no_more(tmp_path):
 def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
     apart = KERNEL_CLUSTERS_APART
     sentence = (
-        "^the labels and parts of model fedcba9876543210 lie at the parties, where "
-        r"vfl-flower label labels new rows$"
+        "^the labels and local models of model fedcba9876543210 are at the parties, "
+        r"where vfl-flower label labels new rows$"
     )
     for model in (apart, KernelKMeansModel.load(apart.save(tmp_path / "m.npz"))):
         assert model.parts is None
@@ -254,7 +254,7 @@ def test_rows_that_are_no_finite_numbers(value):
 )
 def test_blocks_that_are_not_those_of_the_parties(model, spoil):
     actual = spoil(blocks(model))
-    with pytest.raises(ValueError, match="predict takes one matrix a party"):
+    with pytest.raises(ValueError, match="predict takes one matrix for each party"):
         model.predict(actual)
 
 
@@ -263,7 +263,7 @@ def test_blocks_that_are_not_those_of_the_parties(model, spoil):
 def test_values_that_are_no_numbers(model, value):
     actual = blocks(model)
     actual[1] = np.array([[value] * actual[1].shape[1]] * len(actual[1]))
-    rule = r"at place 1, .* real numbers|numbers, .* at place 1, "
+    rule = r"matrix 1 .* real numbers|numbers, but matrix 1 "
     with pytest.raises(ValueError, match=rule):
         model.predict(actual)
 
@@ -372,7 +372,7 @@ def test_a_file_that_is_no_model(tmp_path, name):
     (tmp_path / "text.npz").write_text("a,b")
     np.save(tmp_path / "array.npy", np.zeros(3))
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    with pytest.raises(ValueError, match=r"no saved model|must hold a model of format"):
+    with pytest.raises(ValueError, match=r"not a saved model|a model of format"):
         LinearModel.load(tmp_path / name)
 
 
@@ -406,5 +406,5 @@ def test_a_compressed_file_is_not_read(tmp_path):
     """A file of 0.5 MB became 1.2 GB."""
     with np.load(LINEAR.save(tmp_path / "model.npz")) as file:
         np.savez_compressed(tmp_path / "small.npz", **dict(file))
-    with pytest.raises(ValueError, match="damaged, or no saved model"):
+    with pytest.raises(ValueError, match="damaged, or not a saved model"):
         load_model(tmp_path / "small.npz")

@@ -171,7 +171,7 @@ def test_without_the_mechanism_the_result_is_the_same():
     np.testing.assert_allclose(column(slow, "moved"), column(fast, "moved"), rtol=1e-5)
     assert column(slow, "rank") == column(fast, "rank")
     for ask in (slow.model.predict, slow.model.transform):
-        with pytest.raises(ValueError, match="trained with cem, labels new rows"):
+        with pytest.raises(ValueError, match="trained with cem, can label new rows"):
             ask(data()[0])
 
 
@@ -347,15 +347,15 @@ NEIGHBOURS = np.where(np.arange(30) % 2, 1e9, np.nextafter(1e9, 2e9))[:, None]
         (
             lambda: split(data()[0][:9]),
             {"n_clusters": 10, "n_components": 10},
-            "n_clusters must be at most the 9 rows .* got 10",
+            "n_clusters must be at most 9, the number of rows .* got 10",
             3,
         ),
         (by_rows, {"coreset_size": 2}, "coreset_size must be at least ", 3),
-        (lambda: split(data()[0][:19]), SUMS, ".*20 rows of all parties, got 19", 3),
+        (lambda: split(data()[0][:19]), SUMS, ".*20 rows at all parties .* got 19", 3),
         (lambda: by_rows(1), {}, ".*needs 2 parties", 0),
         (lambda: split(NEIGHBOURS), {}, "gamma needs a column that varies", 9),
         (by_rows, {"threshold": 1e9}, "threshold must be below the largest", 9),
-        (lambda: by_rows(X=1e-12 * data()[0]), {}, ".*add up to 1e-15 at least", 6),
+        (lambda: by_rows(X=1e-12 * data()[0]), {}, ".*add up to at least 1e-15", 6),
     ],
 )
 def test_what_the_data_forbid(made, settings, rule, messages):
@@ -625,7 +625,7 @@ def test_columns_that_standardizing_leaves_out_are_named(caplog):
     X = np.column_stack([varying, np.full(N, 0.1), last])
     caplog.set_level(logging.INFO, "vfl_flower")
     model = simulate(strategy(standardize=True), by_rows(X=X)).model
-    (record,) = (r for r in caplog.records if "take no part" in r.getMessage())
+    (record,) = (r for r in caplog.records if "are ignored" in r.getMessage())
     assert "too little: 5, 6 (0 is the first column" in record.getMessage()
     assert record.levelno == logging.INFO
     zeros = np.column_stack([varying, np.zeros((N, 2))])

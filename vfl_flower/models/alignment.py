@@ -1,4 +1,4 @@
-"""What an alignment leaves: how many ids the parties share, and its name."""
+"""The result of an alignment: how many ids the parties share, and its name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 FAR_LESS = 0.8
-"""Overlap of a party beside that of two others, below which its ids are doubtful."""
+"""A party's ids are doubtful if its overlap is below this share of two others'."""
 
 
 @shapes_only
@@ -26,16 +26,16 @@ class AlignmentModel(Model):
     Attributes
     ----------
     alignment : str
-        Name under which the parties keep the order.
+        Name under which the parties store the order.
     tag : str
-        The same at all parties, and of no other order.
+        Tag of the order: the same at all parties, and different for every order.
     held_ : Array of bool, shape (k, T)
-        Sets of parties, one in each row: those that hold an id that no other holds.
+        Sets of parties, one in each row, that hold ids which no other party holds.
     counts_ : Array of int, shape (k,)
-        How many ids there are of each set.
+        Number of these ids for each set.
     rows_ : list of Array of int, shape (m,)
-        The common rows of each party, in the common order; after a run in one process
-        only, since elsewhere they stay at their parties.
+        The common rows of each party, in the common order; only after a run in one
+        process, since otherwise they stay at their parties.
 
     Examples
     --------
@@ -62,11 +62,11 @@ class AlignmentModel(Model):
 
     @property
     def n_common_(self) -> int:
-        """How many ids all parties hold, m."""
+        """Number of ids that all parties hold, m."""
         return self.n_shared(*range(self.held_.shape[1]))
 
     def n_shared(self, *parties: int) -> int:
-        """Return how many ids these parties hold, whoever else holds them.
+        """Return the number of ids that all these parties hold, and perhaps others too.
 
         Parameters
         ----------
@@ -76,11 +76,11 @@ class AlignmentModel(Model):
         return int(self.counts_[self.held_[:, list(parties)].all(axis=1)].sum())
 
     def outliers(self) -> list[tuple[int, float, float]]:
-        """Return parties whose ids overlap far less than those of two others do.
+        """Return parties whose ids overlap far less than the ids of two other parties.
 
-        The overlap of two parties is the share of the ids of the smaller one that the
-        other holds too. Each item is the place of a party, its largest overlap, and
-        that of two others.
+        The overlap of two parties is the share of ids of the party with fewer ids that
+        the other party holds too. Each item is the place of a party, its largest
+        overlap, and the largest overlap of two other parties.
         """
         T = self.held_.shape[1]
         overlap = {
@@ -96,7 +96,7 @@ class AlignmentModel(Model):
         return outliers
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return how many ids each set of parties holds that no other party holds."""
+        """Return for each set of parties the number of ids that only they hold."""
         counted = {}
         for held, count in zip(self.held_, self.counts_, strict=True):
             holders = [name for name, has in zip(names, held, strict=True) if has]
@@ -106,7 +106,7 @@ class AlignmentModel(Model):
 
     @property
     def note(self) -> str:
-        """What a report says about it."""
+        """Text about the alignment in a report."""
         return (
             f"alignment {self.alignment!r}: {self.n_common_} rows that all parties "
             f'hold; later runs use it by alignment="{self.alignment}"'
@@ -118,5 +118,5 @@ class AlignmentModel(Model):
         model = super().from_arrays(arrays)
         held, counts = model.held_, model.counts_
         if held.ndim != 2 or held.dtype != bool or counts.shape != (len(held),):
-            raise ValueError("the file is damaged: held and counts do not fit")
+            raise ValueError("the file is damaged: held and counts do not match")
         return model

@@ -20,7 +20,7 @@ from vfl_flower.typing import Array, Arrays
 FORMAT = 1
 
 Stored = Mapping[str, tuple[str, Callable[[Array], Any]]]
-"""Arrays by name: the attribute of the model that each stores, and how it is read."""
+"""Arrays by name: the attribute of the model that each stores, and its reader."""
 
 
 class Model:
@@ -39,26 +39,26 @@ class Model:
     stored: ClassVar[Stored]
 
     id: str | None = None
-    """Id under which parties keep their parts of the model; None or "": no parts."""
+    """Id under which parties store their local models; None or "": there are none."""
 
     @property
     def note(self) -> str:
-        """What else a report should say about the model, or ""."""
+        """Text about the model in a report, or ""."""
         return ""
 
     @property
     def clusters(self) -> tuple[Array, Array] | None:
         """Centres, shape (k, d), and rows of each cluster, shape (k,); or None.
 
-        No rows, shape (0,), where their numbers are not known.
+        No rows, shape (0,), if their numbers are unknown.
         """
         return None
 
     def plane(self) -> dict[str, list[float]] | None:
         """Return where the clusters are in the plane in which they differ most.
 
-        With ``x`` and ``y``, ``rows`` as in :attr:`clusters`, and the ``shares`` of how
-        they differ that the two directions show; None: there are no clusters.
+        With ``x`` and ``y``, ``rows`` as in :attr:`clusters`, and the ``shares`` of the
+        variance that the two directions show; None: there are no clusters.
         """
         from vfl_flower.numerics.plane import principal_plane
 
@@ -70,14 +70,14 @@ class Model:
         return {name: [float(v) for v in values] for name, values in named.items()}
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return numbers of rows that the model consists of, by what they count.
+        """Return the numbers of rows in the model, by description.
 
         `names` are those of the parties, in their order.
         """
         return {}
 
     def arrays(self) -> Arrays:
-        """Return what defines the model, by name."""
+        """Return the arrays that define the model, by name."""
         pairs = [(name, attribute) for name, (attribute, _) in self.stored.items()]
         return {name: np.asarray(getattr(self, attribute)) for name, attribute in pairs}
 
@@ -94,7 +94,7 @@ class Model:
         `part` has the settings and arrays of the local model, and the rows are encoded
         as in training. Raises ValueError if a local model alone cannot label rows.
         """
-        raise ValueError("this model labels no new rows at one party alone")
+        raise ValueError("one party alone cannot label new rows by this model")
 
     def to_record(self) -> ArrayRecord:
         """Return the model as Flower carries it: ``Result.arrays``."""
@@ -106,7 +106,7 @@ class Model:
         Parameters
         ----------
         path : path
-            The file; ``.npz`` is added where it lacks an ending.
+            The file; ``.npz`` is added if it has no suffix.
 
         Returns
         -------
@@ -126,7 +126,7 @@ class Model:
             )
         header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
         arrays: Any = header | self.arrays()
-        # A model with parts may hold secrets of the parties.
+        # A model with local models may hold secrets of the parties.
         with whole_file(target, private=bool(self.id)) as file:
             np.savez(file, **arrays)
         return target
@@ -138,7 +138,7 @@ class Model:
         Raises
         ------
         ValueError
-            The file holds another kind of model, or was written by a later version.
+            The file holds a different kind of model, or was written by a later version.
         """
         kind, arrays = _read(path)
         if kind != cls.kind:
@@ -148,11 +148,11 @@ class Model:
 
 @dataclass
 class PartedModel(Model):
-    """A model of random features whose parts lie at the parties.
+    """A model of random features whose local models are at the parties.
 
-    It holds what the server knows, and the parts themselves only where all parties are
-    in one process, as after ``simulate``. A file saved with the parts holds the secrets
-    of all parties.
+    It holds the server's data, and the local models (`parts`) only if all parties are
+    in one process, as after ``simulate``. A file saved with the local models holds the
+    secrets of all parties.
     """
 
     id: str = field()  # required, unlike in the base class
@@ -172,18 +172,18 @@ class PartedModel(Model):
         "kept": ("kept", bool),
     }
     TYPED: ClassVar[set[str]] = set()
-    """Names of values of a part that are arrays, besides those that begin with
-    ``local_``; the others are numbers, texts and lists."""
+    """Names of values of a local model that are arrays, besides the names that start
+    with ``local_``; other values are numbers, texts and lists."""
 
     @property
     def note(self) -> str:
         """Say where the model is."""
         if self.kept:
-            return f"model {self.id}: its parts are in the parties' state-dirs"
+            return f"model {self.id}: its local models are in the parties' state-dirs"
         return f"model {self.id} cannot predict later: not all parties have a state-dir"
 
     def complete(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Take the parts of all parties, in party order, if they are these."""
+        """Add the local models of all parties, in party order, if none is missing."""
         if len(parts) == len(self.widths) and all(parts):
             self.parts = [dict(part) for part in parts]
 
@@ -203,25 +203,26 @@ class PartedModel(Model):
         Raises
         ------
         ValueError
-            The blocks are not those of the training parties, or the parts are not here.
+            The blocks do not match the training parties, or the local models are not in
+            this process.
         """
         if self.parts is None:
             raise ValueError(
-                f"the parts of model {self.id} lie at the parties: predict with a "
-                f"run of task 'predict' and model '{self.id}'"
+                f"the local models of model {self.id} are at the parties: to predict, "
+                f"run task 'predict' with model '{self.id}'"
                 if self.kept
-                else f"the parts of model {self.id} are gone with its run: not all "
-                "parties had a state-dir"
+                else f"the local models of model {self.id} are lost: not all parties "
+                "had a state-dir"
             )
         return self._scores(self.parts, check_blocks(blocks, self.widths))
 
     def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
-        """Return f(x), shape (n, C), from all parts of the model."""
+        """Return f(x), shape (n, C), from all local models."""
         raise NotImplementedError
 
     @property
     def holder(self) -> dict[str, Any]:
-        """The part of the first label holder, where the parts are here."""
+        """The local model of the first label holder, if it is in this process."""
         part: dict[str, Any] = next(p for p in self.parts or [] if "coef" in p)
         return part
 
@@ -234,7 +235,7 @@ class PartedModel(Model):
         return answers(scores, self.holder["target"], self.holder["classes"])
 
     def arrays(self) -> Arrays:
-        """Return the settings and, where they are here, ``part_<j>.<name>``."""
+        """Return the settings and any local models, as ``part_<j>.<name>``."""
         return super().arrays() | arrays_of_parts(self.parts)
 
     @classmethod
@@ -263,40 +264,40 @@ class RemovedModel(Model):
     stored: ClassVar[Stored] = {"model": ("model_id", str)}
 
     model_id: str
-    """Id of the model. `id` stays None: this model has no parts of its own."""
+    """Id of the model. `id` stays None: there are no local models."""
 
     @property
     def note(self) -> str:
         """Say that the parties have removed the model."""
-        return f"model {self.model_id} is removed at all parties of the run"
+        return f"model {self.model_id} was removed at all parties of the run"
 
 
 @dataclass
 class UsedModel(RemovedModel):
-    """The id of a model whose local models the parties have predicted with."""
+    """The id of a model with whose local models the parties have predicted."""
 
     kind: ClassVar[str] = "used"
 
     @property
     def note(self) -> str:
         """Say where the model is."""
-        return f"model {self.model_id}: its parts are in the parties' state-dirs"
+        return f"model {self.model_id}: its local models are in the parties' state-dirs"
 
 
 def arrays_of_parts(parts: Sequence[Mapping[str, Any]] | None) -> Arrays:
-    """Return the values of a model's parts by the names ``part_<j>.<name>``."""
+    """Return the values of local models by the names ``part_<j>.<name>``."""
     pairs = [(j, part.items()) for j, part in enumerate(parts or [])]
     return {f"part_{j}.{k}": np.array(v) for j, items in pairs for k, v in items}
 
 
 def part_in(stored: Arrays, j: int) -> Arrays:
-    """Return the arrays of part j of a model; see :func:`arrays_of_parts`."""
+    """Return the arrays of party j's local model; see :func:`arrays_of_parts`."""
     head = f"part_{j}."
     return {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
 
 
 def load_one_of(kinds: Iterable[type[Model]], path: str | os.PathLike[str]) -> Model:
-    """Return the model in a file, of the kind that the file names.
+    """Return the model in a file, whose kind the file names.
 
     Raises ValueError as :func:`vfl_flower.load_model`.
     """
@@ -311,9 +312,9 @@ M = TypeVar("M", bound=Model)
 
 
 def _made(kind: type[M], arrays: Arrays) -> M:
-    """Return the model that saved arrays make.
+    """Return the model of saved arrays.
 
-    Raises ValueError if an array is missing, or has numbers that no model has.
+    Raises ValueError if an array is missing or holds invalid numbers.
     """
     for name, array in arrays.items():
         if array.dtype.kind == "f" and np.isnan(array).any() and name != "inertia":
@@ -322,22 +323,22 @@ def _made(kind: type[M], arrays: Arrays) -> M:
         return kind.from_arrays(arrays)
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(
-            f"the file is damaged: it does not hold what a {kind.kind!r} model needs "
+            f"the file is damaged: it lacks values that a {kind.kind!r} model needs "
             f"({str(error)[:60]})"
         ) from None
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
     """Return the kind and the arrays of a saved model."""
-    path = Path(path)  # no number of an open file
+    path = Path(path)  # rejects the number of an open file
     try:
         with open(path, "rb") as file:
             arrays = read_npz(file, compressed=False)
         kind, version = str(arrays.pop("kind", "")), int(arrays.pop("format", 0))
     except UnpackedSizeError as error:
-        raise ValueError(f"the file is no saved model: {error}") from None
+        raise ValueError(f"the file is not a saved model: {error}") from None
     except (*DAMAGED, TypeError):
-        raise ValueError("the file is damaged, or no saved model") from None
+        raise ValueError("the file is damaged, or not a saved model") from None
     if version != FORMAT:
         raise ValueError(
             f"the file must hold a model of format {FORMAT}, got format {version}"
@@ -346,7 +347,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
 
 
 def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
-    """Return the arrays of a record, or of a mapping, as NumPy's."""
+    """Return the arrays of a record, or of a mapping, as NumPy arrays."""
     return {
         name: value.numpy() if isinstance(value, FlowerArray) else value
         for name, value in arrays.items()
@@ -354,33 +355,34 @@ def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
 
 
 def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
-    """Return one matrix a party as arrays.
+    """Return one matrix per party, as arrays.
 
     Raises ValueError unless they have equal row counts, the `widths` and finite values.
     """
     if isinstance(blocks, np.ndarray) or not isinstance(blocks, Sequence):
         raise ValueError(
-            "predict takes a list of matrices, one a party in party order, got "
+            "predict takes a list of matrices, one for each party in party order, got "
             f"{type(blocks).__name__}"
         )
     for block in blocks:
         check_index(indexed(blocks), block, "each matrix of predict")
     arrays = [
-        number_array(block, f"the matrix of predict at place {place}, from 0,")
+        number_array(block, f"matrix {place} (counted from 0) of predict")
         for place, block in enumerate(blocks)
     ]
     shapes = [array.shape for array in arrays]
     rows = shapes[0][:1] if shapes else ()
     if shapes != [(*rows, width) for width in widths]:
         raise ValueError(
-            "predict takes one matrix a party, in party order, with the same rows and "
-            f"{list(widths)} columns, got {len(shapes)} arrays of shapes {shapes[:5]}"
+            "predict takes one matrix for each party, in party order, with the same "
+            f"rows and {list(widths)} columns, got {len(shapes)} arrays of shapes "
+            f"{shapes[:5]}"
         )
     for place, array in enumerate(arrays):
         real = array.dtype.kind in "biuf"
         if bad := array.size - (np.count_nonzero(np.isfinite(array)) if real else 0):
             raise ValueError(
-                "predict takes finite real numbers, the matrix of the party at place "
-                f"{place}, from 0, has {bad} other values"
+                f"predict takes finite real numbers, but matrix {place} (counted from "
+                f"0) has {bad} other values"
             )
     return arrays

@@ -16,14 +16,14 @@ from vfl_flower.typing import Array, Arrays
 
 
 class _InBlocks(Model):
-    """A model of which each party may keep a block, by which it then predicts."""
+    """A model of which each party may store a block, with which it then predicts."""
 
     @property
     def note(self) -> str:
         """Say where the blocks are."""
         if not self.id:
             return ""
-        return f"model {self.id}: its parts are in the parties' state-dirs"
+        return f"model {self.id}: its local models are in the parties' state-dirs"
 
     def _named(self) -> Arrays:
         return {"model": np.array(self.id)} if self.id else {}
@@ -41,9 +41,9 @@ class LinearModel(_InBlocks):
     intercept_ : float
         Prediction at the origin, in the unit of y.
     id : str
-        Id under which the parties keep their blocks; "" where they do not.
+        Id under which the parties store their blocks; "" if they do not.
     clips : dict of str to Array
-        How parties take rows that stand out, where all are in one process.
+        How parties clip rows that stand out, if all are in one process.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class LinearModel(_InBlocks):
         Parameters
         ----------
         blocks : sequence of Array, shape (n, d_j)
-            One array a party, in party order.
+            One array per party, in party order.
 
         Returns
         -------
@@ -76,7 +76,7 @@ class LinearModel(_InBlocks):
         Raises
         ------
         ValueError
-            The blocks are not those of the training parties.
+            The blocks do not match the training parties.
         """
         X = check_blocks(blocks, [len(coef) for coef in self.coef_])
         rows = [clipped(self.clips.get(f"clip_{j}"), X_j) for j, X_j in enumerate(X)]
@@ -110,7 +110,7 @@ class KMeansModel(_InBlocks):
     cluster_centers_ : list of Array, shape (k, d_j)
         The columns of party j of the k centres, in the unit of the columns.
     id : str
-        Id under which the parties keep their blocks; "" where they do not.
+        Id under which the parties store their blocks; "" if they do not.
     sizes_ : Array, shape (k,)
         Rows of each cluster, by the weights of the coreset; shape (0,) where the
         server does not know them.
@@ -140,7 +140,7 @@ class KMeansModel(_InBlocks):
         Parameters
         ----------
         blocks : sequence of Array, shape (n, d_j)
-            One array a party, in party order.
+            One array per party, in party order.
 
         Returns
         -------
@@ -150,7 +150,7 @@ class KMeansModel(_InBlocks):
         Raises
         ------
         ValueError
-            The blocks are not those of the training parties.
+            The blocks do not match the training parties.
         """
         from vfl_flower.numerics.kmeans import assign
 
@@ -159,7 +159,7 @@ class KMeansModel(_InBlocks):
         return labels
 
     def arrays(self) -> Arrays:
-        """Return ``centers_0 .. centers_<T-1>``, and ``sizes`` where they are known."""
+        """Return ``centers_0 .. centers_<T-1>``, and ``sizes`` if they are known."""
         named = {f"centers_{j}": c for j, c in enumerate(self.cluster_centers_)}
         sizes = {"sizes": self.sizes_} if len(self.sizes_) else {}
         return named | sizes | self._named()

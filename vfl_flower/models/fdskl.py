@@ -1,4 +1,4 @@
-"""The model of FDSKL: a kernel machine whose parts lie at the parties."""
+"""The model of FDSKL: a kernel machine whose local models are at the parties."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vfl_flower.typing import Array
 
 @dataclass
 class KernelModel(PartedModel):
-    """A kernel machine whose parts lie at the parties.
+    """A kernel machine whose local models are at the parties.
 
-    See ``numerics/kernel_model.py`` for a part.
+    See ``numerics/kernel_model.py`` for a local model.
 
     Attributes
     ----------
@@ -30,9 +30,9 @@ class KernelModel(PartedModel):
     widths : list of int
         Number of columns of each party.
     kept : bool
-        Whether all parties have a ``state-dir`` and have kept their parts in it.
+        Whether all parties have a ``state-dir`` with their local models.
     parts : list of dict, optional
-        One a party.
+        Local models, one per party.
 
     Examples
     --------
@@ -56,14 +56,14 @@ class KernelModel(PartedModel):
         """Return the probabilities of the classes of new rows.
 
         The shape is (n, C), or (n, 2) for two classes. Raises ValueError as
-        :meth:`decision_function` does, or if the model has no probabilities: one of
-        real numbers, or of another loss than the logistic one.
+        :meth:`decision_function` does, or if the model has no probabilities: it
+        predicts real numbers, or was trained with a different loss than the logistic
+        loss.
         """
         scores, holder = self.decision_function(blocks), self.holder
         if holder["target"] == "continuous" or holder.get("loss") != "logistic":
             raise ValueError(
-                "the model must be of classes, and of the logistic loss, for "
-                f"probabilities, got target {holder['target']!r} and loss "
-                f"{holder.get('loss')!r}"
+                "probabilities need a model of classes, trained with the logistic "
+                f"loss, got target {holder['target']!r} and loss {holder.get('loss')!r}"
             )
         return probabilities(scores)

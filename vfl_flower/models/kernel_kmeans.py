@@ -30,7 +30,7 @@ class KernelKMeansModel(Model):
     gamma : float
         Parameter of the kernel.
     n_columns : int
-        d, the number of columns of the rows that it takes.
+        d, the number of columns of its rows.
     eigenvalues_ : Array, shape (s,)
         Estimates of the largest eigenvalues of the kernel matrix.
     cluster_centers_ : Array, shape (k, s)
@@ -38,13 +38,13 @@ class KernelKMeansModel(Model):
     inertia_ : float
         Sum of the squared distances of the embedded rows to their closest centres.
     kept : bool
-        Whether all parties have a ``state-dir`` and have kept their parts in it.
+        Whether all parties have a ``state-dir`` with their local models.
     parts : list of dict, optional
-        One a party, if all are in one process: a
+        Local models, one per party, if all are in one process: a
         :class:`~vfl_flower.numerics.kernel_embedding.EmbeddingPart`, without a map
-        where the model was trained without cem.
+        if the model was trained without cem.
     sizes_ : Array, shape (k,)
-        Rows of each cluster; shape (0,) in a model that is not complete.
+        Rows of each cluster; shape (0,) in an incomplete model.
 
     Examples
     --------
@@ -93,12 +93,12 @@ class KernelKMeansModel(Model):
     def note(self) -> str:
         """Say where the labels are."""
         if self.kept:
-            return f"model {self.id}: labels and parts are in the parties' state-dirs"
-        return f"model {self.id}: parties without a state-dir keep no labels"
+            return f"model {self.id}: labels and local models are in state-dirs"
+        return f"model {self.id}: parties without a state-dir store no labels"
 
     @property
     def labels_(self) -> list[Array]:
-        """Clusters of the training rows, an array of shape (n_m,) a party.
+        """Clusters of the training rows, an array of shape (n_m,) per party.
 
         Raises
         ------
@@ -118,7 +118,8 @@ class KernelKMeansModel(Model):
         Raises
         ------
         ValueError
-            The rows have other columns, the parts are not here, or they hold no map.
+            The rows have different columns, or no local model with a map is in this
+            process.
         """
         return embed_rows(self._map(X), np.asarray(X))
 
@@ -137,8 +138,8 @@ class KernelKMeansModel(Model):
     def _parts(self) -> list[dict[str, Any]]:
         if self.parts is None:
             raise ValueError(
-                f"the labels and parts of model {self.id} lie at the parties, where "
-                "vfl-flower label labels new rows"
+                f"the labels and local models of model {self.id} are at the parties, "
+                "where vfl-flower label labels new rows"
             )
         return self.parts
 
@@ -153,7 +154,7 @@ class KernelKMeansModel(Model):
         return part
 
     def arrays(self) -> Arrays:
-        """Return the settings and, where they are here, ``part_<m>.<name>``."""
+        """Return the settings and any local models, as ``part_<m>.<name>``."""
         parties = {"parties": np.array(len(self.parts or []))}
         return super().arrays() | parties | arrays_of_parts(self.parts)
 
@@ -171,9 +172,9 @@ class KernelKMeansModel(Model):
 
 
 def _with_map(part: Mapping[str, Any]) -> EmbeddingPart:
-    """Return a party's part of a model; ValueError if it cannot map rows."""
+    """Return a party's local model; raise ValueError if it cannot map rows."""
     if "P" not in part:
         raise ValueError(
-            "only a model of split rows, trained with cem, labels new rows"
+            "only a model of split rows, trained with cem, can label new rows"
         )
     return cast(EmbeddingPart, part)

@@ -23,21 +23,20 @@ class MUFCModel(Model):
     id : str
         The run that trained the model, hexadecimal.
     version : int
-        1 after training, and one more after each request.
+        1 after training, plus 1 for each completed request.
     cluster_centers_ : Array, shape (K, d)
         C_s, in the unit of the columns.
     inertia_ : float
-        Sum of the squared distances of the rows to the centres of their clusters, those
-        of their local centroids, in sides of the box squared; NaN where no party has
-        been asked.
+        Sum of the squared distances of the rows to the centres of their local
+        centroids' clusters, in sides of the box squared; NaN if no party was asked.
     sizes_ : Array of int, shape (K,)
-        Rows in each cluster; empty where no party has been asked.
+        Rows in each cluster; empty if no party was asked.
     kept : bool
-        Whether parties and server have kept what they need to forget.
+        Whether parties and server have stored the data for forgetting rows.
     lower, upper : Array, shape (d,) or ()
         The box by which the columns are scaled.
     labels_ : list of Array, optional
-        Clusters of the rows that were not forgotten, an array a party, if all are in
+        Clusters of the rows that were not forgotten, an array per party, if all are in
         one process.
 
     Examples
@@ -74,7 +73,7 @@ class MUFCModel(Model):
     def note(self) -> str:
         """Say whether the model can forget."""
         ability = (
-            "can forget" if self.kept else "cannot forget: not all have a state folder"
+            "can forget" if self.kept else "cannot forget: a state folder was missing"
         )
         return f"model {self.id}, version {self.version}, {ability}"
 
@@ -96,7 +95,7 @@ class MUFCModel(Model):
         Raises
         ------
         ValueError
-            The rows have other columns, or values that are not finite numbers.
+            The rows have different columns, or values that are not finite numbers.
         """
         from vfl_flower.numerics.kmeans import assign
         from vfl_flower.numerics.mufc import Box

@@ -16,7 +16,7 @@ from vfl_flower.typing import Array
 
 @dataclass
 class RidgeModel(PartedModel):
-    """A ridge model whose parts lie at the parties.
+    """A ridge model whose local models are at the parties.
 
     Attributes
     ----------
@@ -31,9 +31,9 @@ class RidgeModel(PartedModel):
     widths : list of int
         Number of columns of each party.
     kept : bool
-        Whether all parties have a ``state-dir`` and have kept their parts in it.
+        Whether all parties have a ``state-dir`` with their local models.
     parts : list of dict, optional
-        One a party.
+        Local models, one per party.
 
     Examples
     --------
@@ -59,11 +59,11 @@ class RidgeModel(PartedModel):
         """Return the probabilities of the classes of new rows.
 
         The shape is (n, C), or (n, 2) for two classes. Raises ValueError as
-        :meth:`decision_function` does, or if the model is of real numbers.
+        :meth:`decision_function` does, or if the model predicts real numbers.
         """
         scores, holder = self.decision_function(blocks), self.holder
         if "slope" not in holder:
-            raise ValueError("the model must be of classes for probabilities")
+            raise ValueError("probabilities need a model of classes")
         calibration = holder["slope"], holder["offset"], holder.get("tail")
         chances = probabilities(scores, *calibration)
         return np.hstack([1 - chances, chances]) if scores.shape[1] == 1 else chances
