@@ -1,7 +1,7 @@
 """A Flower run in one process: no Ray, no network, milliseconds a round trip.
 
 Everything between server and parties still goes through Flower's own serialisation,
-so that nothing passes by sharing memory.
+so that no data are shared in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vfl_flower.strategies import uses_of_steps
 
 
 class SimulatedResult(ProtocolResult):
-    """The result of a run in this process, which can show its report.
+    """The result of a run in this process, with methods for a report.
 
     A run needs no report: :mod:`vfl_flower.app.report.result_page` adds both methods.
     """
@@ -37,14 +37,14 @@ class SimulatedResult(ProtocolResult):
     report: ClassVar[Callable[[ProtocolResult, str | os.PathLike[str]], Path]]
     """Write the report into a folder, and return its page."""
     _repr_html_: ClassVar[Callable[[ProtocolResult], str]]
-    """Return the page in a frame of its own, for a notebook."""
+    """Return the page in a frame, for a notebook."""
 
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Let a run in this process leave no trace in that of a ServerApp around it.
+    """Restore the identity of a surrounding ServerApp after a run in this process.
 
-    Where there is none, the identity stays: a run of another thread may need it.
+    Without a ServerApp the identity stays: a run in another thread may need it.
     """
     names = ("_run_id", "_node_id", "_task_id")
     identity = {name: getattr(TaskIdentity, name) for name in names}
@@ -64,7 +64,7 @@ class InProcessGrid(Grid):
     """
 
     in_process = True
-    """Whether replies are there at once, so that no thread must wait for them."""
+    """Whether replies arrive at once, so that no thread must wait for them."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         if not parties:
@@ -95,7 +95,7 @@ class InProcessGrid(Grid):
         self._pushed = 0
 
     def memories(self) -> list[Memory]:
-        """Return what each party that took part remembers of its last run."""
+        """Return the memory of its last run of each party that took part."""
         memories = [Memory(context.state) for context in self._contexts.values()]
         return [memory for memory in memories if memory.run]
 
@@ -123,7 +123,7 @@ class InProcessGrid(Grid):
         return list(self._parties)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Let the parties answer at once; return the ids of the messages."""
+        """Have the parties reply at once; return the ids of the messages."""
         return [self._push(message) for message in messages]
 
     def _push(self, message: Message) -> str:
@@ -133,7 +133,7 @@ class InProcessGrid(Grid):
         node_id = request.metadata.dst_node_id
         context = restored(self._contexts[node_id])
         reply = self._app(request, context)
-        # Not before: a process that is killed leaves the context as it was.
+        # Not earlier: a killed process leaves the context unchanged.
         self._contexts[node_id] = context
         reply.metadata.__dict__["_message_id"] = f"reply-{self._pushed}"
         number = request.metadata.message_id
@@ -161,8 +161,9 @@ def _check_order(tables: Sequence[Any]) -> None:
         first = tables[0]
         if not first.equals(table) and set(first) == set(table):
             raise ValueError(
-                "parties must have their rows in one order, and the pandas indexes of "
-                "their X differ in it: align them, or give arrays of the same rows"
+                "parties must have their rows in the same order, but the pandas "
+                "indexes of X differ in order: align them, or give arrays of the same "
+                "rows"
             )
 
 
@@ -194,7 +195,7 @@ def simulate(
     strategy : ProtocolStrategy
         The strategy to run; it is not changed.
     parties : sequence of Party
-        In party order; nearly all strategies need at least two.
+        The parties, in order; nearly all strategies need at least two.
     seed : int, optional
         Seed of the run; default: that of the strategy.
     timeout : float
@@ -203,14 +204,14 @@ def simulate(
     Returns
     -------
     SimulatedResult
-        The same result as on SuperNodes at the same seed; its method ``report`` writes
-        it into a folder, and a notebook shows the page.
+        The same result as on SuperNodes with the same seed; its method ``report``
+        writes a report into a folder, and a notebook shows the page.
 
     Raises
     ------
     ValueError
-        `strategy` is not a strategy, there are fewer parties than it needs or not its
-        ``n_parties``; or as for :meth:`ProtocolStrategy.start`.
+        `strategy` is not a strategy, there are fewer parties than it needs, or their
+        number is not its ``n_parties``; or as for :meth:`ProtocolStrategy.start`.
     FederationError, PartyFailed
         As for :meth:`ProtocolStrategy.start`.
 

@@ -131,7 +131,7 @@ def test_blocks_keep_the_names_and_the_order_of_columns():
         for wrong in (["ba", "cd"], ["cd", "ab"]):
             with pytest.raises(ValueError, match="columns of a block must be"):
                 model.predict([FRAME[list(names)] for names in wrong])
-    with pytest.raises(ValueError, match="same columns in one order"):
+    with pytest.raises(ValueError, match="same columns in the same order"):
         ForgettingKMeans(n_clusters=2).fit([FRAME, FRAME[list("dcba")], FRAME])
     means = CoresetKMeans(n_clusters=2, size=20, random_state=0).fit(blocks)
     with pytest.raises(ValueError, match="masked"):
@@ -182,7 +182,7 @@ def test_score_checks_labels_as_fit_does():
 
 def test_parties_whose_tables_have_other_orders_are_refused():
     parties = [vf.Party(FRAME[["a"]]), vf.Party(FRAME[["b"]][::-1], y=Y)]
-    with pytest.raises(ValueError, match="rows in one order"):
+    with pytest.raises(ValueError, match="rows in the same order"):
         vf.simulate(vf.CoresetVRLR(sampling="full"), parties)
 
 

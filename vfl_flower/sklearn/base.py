@@ -1,4 +1,4 @@
-"""What the estimators have in common: one X, split over parties in this process."""
+"""Base classes of the estimators: one X, split over parties in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vfl_flower.typing import Array
 E = TypeVar("E", bound="Estimator")
 
 OF_A_RUN = ("seed", "n_parties")
-"""Settings that follow from ``random_state`` and from X."""
+"""Settings that ``random_state`` and X determine."""
 
 
 def estimates(
@@ -39,12 +39,12 @@ def estimates(
     changed: Mapping[str, Any] = MappingProxyType({}),
     **fixed: Any,
 ) -> Callable[[type[E]], type[E]]:
-    """Give an estimator the settings of a strategy as arguments of its constructor.
+    """Add a strategy's settings to the arguments of an estimator's constructor.
 
     A dataclass writes the constructor, whose signature has every argument, as
-    scikit-learn needs it. The constructor of the strategy checks them, in ``fit``. Some
-    defaults are `changed`. The estimator sets the `fixed` settings itself to these
-    values; ``...`` where ``fit`` sets them.
+    scikit-learn requires. The constructor of the strategy checks them, in ``fit``. Some
+    defaults are `changed`. The estimator itself sets the `fixed` settings to these
+    values; ``...`` means that ``fit`` sets them.
     """
 
     def decorate(cls: type[E]) -> type[E]:
@@ -85,20 +85,20 @@ class Estimator(BaseEstimator):
     _fixed: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let ``fit`` and ``forget`` that fail leave the estimator as it was."""
+        """Make ``fit`` and ``forget`` leave the estimator unchanged if they fail."""
         super().__init_subclass__(**kwargs)
         for name in {"fit", "forget"} & vars(cls).keys():
             setattr(cls, name, whole_or_not(vars(cls)[name]))
 
     def _made(self, **settings: Any) -> ProtocolStrategy:
-        """Return the strategy; `settings` are those that the estimator sets in fit."""
+        """Return the strategy; `settings` are the settings that ``fit`` sets."""
         chosen = {name: getattr(self, name) for name in self._names}
         return self._strategy(**chosen | self._fixed | settings)
 
     def _run(
         self, strategy: ProtocolStrategy, parties: Sequence[Party]
     ) -> ProtocolResult:
-        """Run a strategy on parties, and keep the result and its ledger."""
+        """Run a strategy on parties, and store the result and its ledger."""
         seed, random = self.random_state, check_random_state(self.random_state)
         if seed is not None and not isinstance(seed, Integral):
             seed = random.randint(2**31)
@@ -123,10 +123,10 @@ class SplitColumns(Estimator):
     Parameters
     ----------
     columns_per_party : int, list, partitioner of Flower Datasets or None
-        Which columns of X each party holds. An int: so many parties of consecutive
-        columns; a list of counts of consecutive columns; a list of lists of numbers or
-        of names of columns; or a vertical partitioner. None: two parties, or those of
-        X where that is a list of blocks, one a party.
+        Which columns of X each party holds. An int: the number of parties, with
+        consecutive columns; a list of counts of consecutive columns; a list of lists of
+        numbers or of names of columns; or a vertical partitioner. None: two parties, or
+        if X is a list of blocks one party for each block.
     random_state
         As of :class:`Estimator`.
 
@@ -148,9 +148,9 @@ class SplitColumns(Estimator):
         return np.asarray(self._model.predict(self._blocks(X)))
 
     def _split(self, X: Any, y: Any = "no_validation", **how: Any) -> Any:
-        """Check what ``fit`` is given; return the block of each party, and y.
+        """Check the arguments of ``fit``; return the block of each party, and y.
 
-        `how` it is checked is what scikit-learn's ``validate_data`` takes.
+        `how` are arguments of scikit-learn's ``validate_data``.
         """
         check_labels(X, y, numbers=how.get("y_numeric", False))
         X, given = whole(X, "columns_per_party", self.columns_per_party, axis=1)
@@ -167,7 +167,7 @@ class SplitColumns(Estimator):
         return [X[:, columns] for columns in self.columns_per_party_], y
 
     def _blocks(self, X: Any) -> list[Array]:
-        """Return the block of each party of what ``predict`` is given."""
+        """Return the block of each party from the argument of ``predict``."""
         check_is_fitted(self)
         if blocks := as_blocks(X):
             self._check_names(blocks)
@@ -177,7 +177,7 @@ class SplitColumns(Estimator):
         return [X[:, columns] for columns in self.columns_per_party_]
 
     def _check_names(self, blocks: Sequence[Any]) -> None:
-        """Refuse blocks whose columns have other names than those of training."""
+        """Refuse blocks whose column names differ from the names in training."""
         if (names := getattr(self, "feature_names_in_", None)) is None:
             return
         for block, columns in zip(blocks, self.columns_per_party_, strict=False):
@@ -189,14 +189,14 @@ class SplitColumns(Estimator):
                 )
 
     def _joined(self, blocks: Sequence[Array]) -> Array:
-        """Return what belongs to the columns of each party in the order of X's."""
+        """Join arrays over each party's columns, in the order of the columns of X."""
         order = np.argsort(np.concatenate(self.columns_per_party_))
         return np.concatenate(blocks, axis=-1)[..., order]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Labelled(SplitColumns):
-    """Base of the estimators of which one party holds labels.
+    """Base of the estimators for which one party holds labels.
 
     Parameters
     ----------
@@ -213,8 +213,8 @@ class Labelled(SplitColumns):
         T = len(blocks)
         if not is_whole(self.label_party) or not -T <= self.label_party < T:
             raise ValueError(
-                f"label_party must be the place of one of the {T} parties, got "
-                f"{self.label_party!r}"
+                f"label_party must be the place of one of {T} parties, from {-T} to "
+                f"{T - 1}, got {self.label_party!r}"
             )
         holder = self.label_party % T
         return [Party(X, y=y if j == holder else None) for j, X in enumerate(blocks)]
@@ -227,9 +227,10 @@ class SplitRows(Estimator):
     Parameters
     ----------
     rows_per_party : int, list or None
-        Which rows of X each party holds. An int: so many parties of consecutive rows; a
-        list of counts of consecutive rows; or a list of lists of numbers of rows. None:
-        three parties, or those of X where that is a list of blocks, one a party.
+        Which rows of X each party holds. An int: the number of parties, with
+        consecutive rows; a list of counts of consecutive rows; or a list of lists of
+        numbers of rows. None: three parties, or if X is a list of blocks one party for
+        each block.
     random_state
         As of :class:`Estimator`.
 
@@ -248,7 +249,7 @@ class SplitRows(Estimator):
         return np.asarray(self._model.predict(self._rows(X)))
 
     def _split(self, X: Any) -> Array:
-        """Check what ``fit`` is given, and return its rows."""
+        """Check the argument of ``fit``, and return its rows."""
         X, given = whole(X, "rows_per_party", self.rows_per_party, axis=0)
         X = validate_data(self, X, dtype=np.float64)
         given = 3 if given is None else given
@@ -256,14 +257,14 @@ class SplitRows(Estimator):
         return np.asarray(X)
 
     def _rows(self, X: Any) -> Array:
-        """Return the rows of what ``predict`` is given."""
+        """Return the rows of the argument of ``predict``."""
         check_is_fitted(self)
         X, _ = whole(X, "rows", None, axis=0)
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
 
 class Scored:
-    """Checks the labels of ``score`` as those of ``fit``, before scikit-learn does."""
+    """Checks the labels of ``score`` like the labels of ``fit``."""
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return R^2, or the accuracy of classes, of the predictions for rows."""
@@ -273,7 +274,7 @@ class Scored:
 
 
 def check_labels(X: Any, y: Any, what: str = "y", numbers: bool = True) -> None:
-    """Refuse labels of other rows than X, masked ones, and classes that are unclear."""
+    """Refuse labels that do not match the rows of X, masked labels, unclear classes."""
     check_index(indexed(as_blocks(X) or [X]), y, what)
     if np.ma.is_masked(y):
         raise ValueError(f"{what} must have no masked value")
@@ -293,12 +294,12 @@ def check_labels(X: Any, y: Any, what: str = "y", numbers: bool = True) -> None:
     if len(plain) < len(texts):
         raise ValueError(
             f"{what} must have classes that differ in more than blanks, case or "
-            "Unicode's form: write each in one way"
+            "Unicode form: write each class in one way"
         )
 
 
 def whole_or_not(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that changes nothing of its object where it raises."""
+    """Return a method that leaves its object unchanged if it raises."""
 
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -314,7 +315,7 @@ def whole_or_not(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_blocks(X: Any) -> list[Any]:
-    """Return the matrices of a list of matrices; none where X is anything else.
+    """Return the matrices of a list of matrices; [] if X is anything else.
 
     A matrix may be an array, a DataFrame, or a data set of Hugging Face's Datasets,
     which Flower Datasets returns.
@@ -327,17 +328,17 @@ def as_blocks(X: Any) -> list[Any]:
 
 
 def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
-    """Return X as one matrix, and how it is split: as `given`, or as its blocks are.
+    """Return X as one matrix, and how it is split: as `given`, or by its blocks.
 
     Raises ValueError if X is a list of blocks and `argument` is not None, or if the
-    blocks are tables whose rows, or whose columns, are not in one order.
+    blocks are tables whose rows, or whose columns, are not in the same order.
     """
     if not (blocks := as_blocks(X)):
         number_array(X, "X")
         return X, given
     if given is not None:
         raise ValueError(
-            f"{argument} must be None where X is a list of blocks, got {given!r}"
+            f"{argument} must be None if X is a list of blocks, got {given!r}"
         )
     sizes = [block.shape[axis] for block in blocks]
     arrays = [number_array(block, "a block of X") for block in blocks]
@@ -348,7 +349,7 @@ def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
         return np.concatenate(arrays, axis), sizes
     names = [list(block.columns) for block in blocks]
     if axis == 0 and any(other != names[0] for other in names):
-        raise ValueError("the blocks of X must have the same columns in one order")
+        raise ValueError("the blocks of X must have the same columns in the same order")
     index = None
     if axis == 1:
         index, names[0] = blocks[0].index, [*chain(*names)]
@@ -393,8 +394,8 @@ def split(
         return np.array_split(np.arange(n), parties)
     if not is_list(given):
         raise ValueError(
-            f"{argument} must be a number of parties or a list with an item for each, "
-            f"got {given!r}"
+            f"{argument} must be a number of parties or a list with an item for each "
+            f"party, got {given!r}"
         )
     items: list[Any] = list(given)
     if all(map(is_whole, items)):
@@ -405,22 +406,22 @@ def split(
             )
         return np.split(np.arange(n), np.cumsum(items)[:-1])
     if not all(map(is_list, items)):
-        raise ValueError(f"{argument} must be all counts or all lists, got {given!r}")
+        raise ValueError(f"{argument} must be only counts or only lists, got {given!r}")
     places = {name: place for place, name in enumerate(names)}
     held = [[places.get(name, name) for name in item] for item in items]
     for i in chain(*held):
         if not is_whole(i) or i not in range(n):
-            raise ValueError(f"{argument} has {i!r}, and X with {what} = {n} has not")
+            raise ValueError(f"{argument} has {i!r}, but X has {what} = {n}")
     if not all(held) or sorted(chain(*held)) != list(range(n)):
         raise ValueError(
-            f"{argument} must have at least one item for each party, and each of "
+            f"{argument} must have at least one item for each party, and each of the "
             f"{what} = {n} once"
         )
     return [np.array(item, dtype=np.int64) for item in held]
 
 
 def is_list(value: Any) -> bool:
-    """Return whether a value is a list of items, such as an array, and no text."""
+    """Return whether a value is a list of items, such as an array, but not a text."""
     return isinstance(value, Iterable) and not isinstance(value, str)
 
 
@@ -437,7 +438,7 @@ class Classifier(Scored, ClassifierMixin, Labelled):
     """
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to X, shape (n, d) or a block a party, and y, shape (n,)."""
+        """Fit the model to X, shape (n, d) or a block per party, and y, shape (n,)."""
         blocks, y = self._split(X, y, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -467,7 +468,7 @@ class Regressor(Scored, RegressorMixin, Labelled):
     """Base of the regressors whose columns are split over parties."""
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to X, shape (n, d) or a block a party, and y, shape (n,)."""
+        """Fit the model to X, shape (n, d) or a block per party, and y, shape (n,)."""
         blocks, y = self._split(X, y, y_numeric=True, ensure_min_samples=2)
         self._run(self._made(), self._parties(blocks, y))
         return self

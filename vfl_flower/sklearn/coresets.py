@@ -46,7 +46,7 @@ class CoresetRegressor(Scored, RegressorMixin, Labelled):
     """
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to X, shape (n, d) or a block a party, and y, shape (n,)."""
+        """Fit the model to X, shape (n, d) or a block per party, and y, shape (n,)."""
         blocks, y = self._split(X, y, y_numeric=True)
         result = self._run(self._made(), self._parties(blocks, y))
         self.coef_ = self._joined(self._model.coef_)
@@ -86,7 +86,7 @@ class CoresetKMeans(ClusterMixin, SplitColumns):
     """
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the model to X, shape (n, d) or a block a party; y is not used."""
+        """Fit the model to X, shape (n, d) or a block per party; y is not used."""
         blocks, _ = self._split(X)
         self._run(self._made(), [Party(block) for block in blocks])
         self.cluster_centers_ = self._joined(self._model.cluster_centers_)

@@ -11,7 +11,7 @@ from vfl_flower.strategies.fdskl.training import FDSKLDirect
 from vfl_flower.typing import Array
 
 ONE_PROCESS = {"allow_two_parties": True}
-"""Where all parties are in one process, two keep nothing from each other."""
+"""In one process, two parties hide nothing from each other anyway."""
 
 
 def _has_probabilities(estimator: KernelClassifier) -> bool:
@@ -28,7 +28,7 @@ class KernelClassifier(Classifier):
     """Kernel classifier whose columns are split over parties.
 
     Runs :class:`~vfl_flower.strategies.FDSKLDirect` in this process, with the
-    target that y has.
+    target that suits y.
 
     Parameters
     ----------

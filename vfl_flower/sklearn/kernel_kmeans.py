@@ -51,7 +51,7 @@ class KernelKMeans(ClusterMixin, SplitRows):
     """
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the model to X, shape (n, d) or a block a party; y is not used."""
+        """Fit the model to X, shape (n, d) or a block per party; y is not used."""
         X = self._split(X)
         parties = [Party(X[rows]) for rows in self.rows_per_party_]
         result = self._run(self._made(), parties)

@@ -37,21 +37,21 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     rows_per_party, random_state
         As of :class:`~vfl_flower.sklearn.base.SplitRows`.
     state_folder : str, Path or None
-        Folder in which server and parties keep what they need to forget, each in one of
-        its own; None: the model cannot forget.
+        Folder with a subfolder for the server and for each party, in which they store
+        the data for forgetting rows; None: the model cannot forget.
 
     Attributes
     ----------
     cluster_centers_ : Array, shape (k, d)
         Centres, in the unit of the columns of X.
     labels_ : Array of int, shape (n,)
-        Clusters of the rows of ``fit``: for each that of its party's local centroid. Of
-        rows that were forgotten: -1.
+        Clusters of the rows of ``fit``: the cluster of the local centroid of each row;
+        -1 for forgotten rows.
     forgotten_ : Array of int, shape (m,)
         Numbers of the rows that were forgotten.
     inertia_ : float
-        Sum of the squared distances of these rows to the centres of their clusters, in
-        sides of the box squared.
+        Sum of the squared distances of the remaining rows to the centres of their
+        clusters, in sides of the box squared.
     rows_per_party_, result_, ledger_
         As of :class:`~vfl_flower.sklearn.base.SplitRows`.
 
@@ -70,27 +70,27 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     state_folder: Any = None
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the model to X, shape (n, d) or a block a party; y is not used."""
+        """Fit the model to X, shape (n, d) or a block per party; y is not used."""
         X, self.forgotten_ = self._split(X), np.zeros(0, dtype=np.int64)
         strategy = self._made(server_state=self._server_state)
         return self._cluster(strategy, X, self.forgotten_)
 
     def forget(self, X: Any, rows: Any) -> Self:
-        """Make the model what it would be without some of its rows.
+        """Change the model to what it would be without some rows.
 
         Parameters
         ----------
         X : Array, shape (n, d), or a list of blocks
-            The rows of ``fit``, all of them; those forgotten before are not read.
+            All rows of ``fit``; rows forgotten before are not read.
         rows : Array of int, shape (m,)
-            Numbers of the rows to forget, from 0, each once; no mask, and no labels of
-            an index in another order.
+            Numbers of the rows to forget, from 0, each once; neither a mask nor labels
+            of an index in a different order.
 
         Raises
         ------
         ValueError
-            There was no `state_folder`, X does not have the rows of ``fit``, or a
-            number is of none of the rows that the model has. Nothing is changed then.
+            There was no `state_folder`, X does not have the rows of ``fit``, or a row
+            is not in the model. Nothing is changed then.
         """
         index, numbers = getattr(X, "index", None), number_array(rows, "rows")
         X = self._rows(X)
@@ -98,31 +98,31 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         mixed = any(isinstance(row, bool | np.bool_) for row in some)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or mixed:
             raise ValueError(
-                "rows must be a list of numbers of rows, at least one, no mask: got "
+                "rows must be a list of row numbers, not empty and not a mask, got "
                 f"values of type {numbers.dtype}, shape {numbers.shape}"
             )
         labels = hasattr(rows, "to_numpy") and hasattr(index, "to_numpy")
         if labels and np.asarray(index).tolist() != list(range(len(X))):
             raise ValueError(
-                "rows must be numbers from 0, as the index of X is in another order: "
-                "give those of a mask, np.flatnonzero(mask)"
+                "rows must be positions (from 0), because X does not have the default "
+                "index: pass np.flatnonzero(mask)"
             )
         rows, counts = np.unique(numbers.astype(np.int64), return_counts=True)
         if counts.max(initial=1) > 1:
             number, count = rows[counts > 1][0], counts.max()
             raise ValueError(
-                f"rows must have each number once, and be no mask: {number} is there "
-                f"{count} times"
+                f"rows must have each row number once, and not be a mask: {number} "
+                f"occurs {count} times"
             )
         if self.state_folder is None:
-            raise ValueError("state_folder must be a folder at fit and now, got None")
+            raise ValueError("state_folder must be set at fit and now, got None")
         remaining = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
         if not np.isin(rows, remaining).all():
-            raise ValueError("rows must be numbers of rows that the model has")
+            raise ValueError("rows must be numbers of rows that are in the model")
         if len(X) != len(self.labels_) or self._digest != digest_of(X[remaining]):
             raise ValueError(
                 f"X must have the {len(self.labels_)} rows of fit, unchanged and in "
-                f"their order, got {len(X)}"
+                f"the same order, got {len(X)} rows"
             )
         task = MUFCUnlearn(
             self._model.id, server_state=self._server_state, masking=self.masking
@@ -140,9 +140,9 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         return -float(distances.sum())
 
     def _cluster(self, strategy: ProtocolStrategy, X: Array, rows: Array) -> Self:
-        """Run training, or a task that forgets `rows`, on those that are not forgotten.
+        """Run training, or a task that forgets `rows`, on the rows not forgotten.
 
-        Each row has its number for its id.
+        The number of a row is its id.
         """
         folder = None if self.state_folder is None else Path(self.state_folder)
         held = [np.setdiff1d(ids, self.forgotten_) for ids in self.rows_per_party_]
@@ -156,7 +156,7 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
                 if (requests := np.intersect1d(rows, ids)).size:
                     request_changes(party, forget=requests)
             self._run(strategy, parties)
-        finally:  # nothing waits of a run that has failed
+        finally:  # no request of a failed run remains
             for party in parties:
                 if party.state_dir is not None:
                     (party.state_dir / FORGET).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ class SecureRidgeClassifier(Classifier):
     """Ridge classifier whose columns are split over parties.
 
     Runs :class:`~vfl_flower.strategies.SecureRidge` in this process,
-    with the target that y has.
+    with the target that suits y.
 
     Parameters
     ----------
