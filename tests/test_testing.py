@@ -327,20 +327,20 @@ class Useless(Mean):
 
 BROKEN = {
     Unused: ("check_needs", "needs has 'moments', which no step reveals"),
-    Insisting: ("check_needs", "a run without what `wants` names ends: party"),
+    Insisting: ("check_needs", "a run without kinds in `wants` must complete: party"),
     Uncounted: ("check_needs", "whose consent limits 'rows' to 0: a step does not"),
-    Unlisted: ("check_names", "steps must have test_testing_summed"),
-    Clear: ("check_data", "test_testing_shown sends 'row' in the clear, and declares"),
-    Disguised: ("check_data", "test_testing_disguised has a number of a party's data"),
+    Unlisted: ("check_names", "steps must list test_testing_summed"),
+    Clear: ("check_data", "test_testing_shown sends 'row' in the clear, but declares"),
+    Disguised: ("check_data", "test_testing_disguised contains a number of a party's"),
     Unmasked: ("check_masks", "of 'test_testing_summed' is the same in two runs"),
-    Unplanned: ("check_plan", "took 2 round trips, and a dry run says 1"),
+    Unplanned: ("check_plan", "took 2 round trips, but a dry run says 1"),
     Talkative: ("check_plan", "does not show 'extra' of test_testing_chatty"),
     OfThree: ("check_two_parties", "with two parties the run fails: it does not work"),
     Forgetful: ("check_model", "a saved model has lost its 'mean'"),
-    Patient: ("check_faults", "the run must end"),
-    Counting: ("check_faults", "the model has other 'mean'"),
+    Patient: ("check_faults", "the run must fail"),
+    Counting: ("check_faults", "the model has different 'mean'"),
     Trusting: ("check_faults", "with the fault 'deal' at 'airline' in test_testing_"),
-    Useless: ("check_quality", "test_r2 is -0.1, as without a model"),
+    Useless: ("check_quality", "test_r2 is -0.1: as bad as no model"),
 }
 
 
@@ -381,7 +381,7 @@ def test_parties_refuse_what_is_not_declared():
         (Mean, of_rows, "call it with its settings"),
         (Mean(), lambda: of_rows()[0], "parties must be a list of parties, got Party"),
         (Mean(), lambda: of_rows()[:1], "needs at least 2 parties, got 1"),
-        (Mean(n_parties=4), of_rows, "n_parties must be 0 or the 3 parties given"),
+        (Mean(n_parties=4), of_rows, "n_parties must be 0 or 3, the number of parties"),
     ],
 )
 def test_what_cannot_run_is_refused_at_once(strategy, members, message):
@@ -406,7 +406,7 @@ def test_sums_that_are_hidden_by_little_noise(monkeypatch):
 
 def test_data_of_few_digits_show_nothing():
     parties = [vf.Party(np.round(party.X), name=party.name) for party in of_rows()]
-    with pytest.raises(AssertionError, match="numbers of many digits"):
+    with pytest.raises(AssertionError, match="numbers with many digits"):
         testing.check_data(testing.Runs(Mean(seed=1), lambda: parties))
 
 

@@ -1,4 +1,4 @@
-"""Checks that every strategy must pass, of this package or of another."""
+"""Checks that every strategy of this or another package must pass."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from vfl_flower.simulation import InProcessGrid, apart, check_members
 from vfl_flower.typing import Array
 
 ALARM = 1e-9  # probability that :func:`check_masks` raises although nothing is wrong
-TIMEOUT = 0.3  # seconds for which a run waits for a reply that was lost
+TIMEOUT = 0.3  # seconds for which a run waits for a lost reply
 
 FATAL = ("raise", "lose")
 """Faults that end a run: the party's app fails, or its reply is lost."""
 
 IN_THE_CLEAR: frozenset[Kind] = frozenset({"rows", "embedded-rows", "centroids"})
-"""Kinds of which a message may hold numbers of single rows."""
+"""Kinds for which a message may hold values of single rows."""
 
 _REFUSES_TWO = re.compile(
     r"at least (three|\d+) parties|allow_two_parties|two parties|beside two"
@@ -57,15 +57,15 @@ class Sent:
 
     action: str
     party: int  # its place
-    up: bool  # whether the party has sent it
-    values: dict[str, Any]  # by the names under which they travel
-    frame: dict[str, Any]  # what else it has, such as its round
-    data: bytes  # the message as it travels
+    up: bool  # whether the party sent it
+    values: dict[str, Any]  # by their names in the message
+    frame: dict[str, Any]  # other values, such as its round
+    data: bytes  # the serialised message
     size: int  # in bytes, as a ledger counts it
 
     @property
     def declared(self) -> Mapping[str, Field | None]:
-        """What the step declares of each value; None: it is not declared."""
+        """The step's declaration of each value; None: it is not declared."""
         contract = _step(self.action).contract
         # A sum that travels from party to party is in requests too.
         fields = contract.reply if self.up else {**contract.reply, **contract.request}
@@ -73,13 +73,13 @@ class Sent:
         return {n: fields.get(n, fields.get(head)) for n, head in heads.items()}
 
     def has(self, such: Callable[[Field], bool]) -> bool:
-        """Return whether it has values of a field that is such a one."""
+        """Return whether it has values of a field for which `such` is true."""
         fields = self.declared.items()
         return any(f and such(f) and np.size(self.values[n]) for n, f in fields)
 
 
 class Recorder(InProcessGrid):
-    """A grid that keeps all messages, in `transcript`."""
+    """A grid that records all messages, in `transcript`."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
@@ -90,7 +90,7 @@ class Recorder(InProcessGrid):
         return super()._push(message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Keep the replies, and return them."""
+        """Record the replies, and return them."""
         replies = super().pull_messages(message_ids)
         for message in replies:
             if message.has_content():
@@ -106,7 +106,7 @@ class Recorder(InProcessGrid):
 
 
 class _Struck(InProcessGrid):
-    """A grid with faults, each in the first message of a step to a party, its place."""
+    """A grid with faults, each in the first message of a step to a party."""
 
     def __init__(
         self, parties: Sequence[Party], faults: Mapping[tuple[str, int], str]
@@ -137,14 +137,14 @@ class _Struck(InProcessGrid):
 
 
 def _dealt(field: Field) -> bool:
-    """Return whether an input is bytes that the server gives each party alone."""
+    """Return whether an input is bytes that the server generates for one party."""
     array = field.array
     return field.sending == OWN and isinstance(array, Whole) and array.below == 256
 
 
 @contextmanager
 def _dealing(action: str, party: int) -> Iterator[None]:
-    """Let the server deal other bytes to a party, under the digest of these bytes."""
+    """Make the server send altered randomness to a party, with a matching digest."""
     digests = Parties._blocks
 
     def altered(
@@ -165,7 +165,7 @@ def _dealing(action: str, party: int) -> Iterator[None]:
 
 @shapes_only
 class Run(NamedTuple):
-    """A run that was recorded."""
+    """A recorded run."""
 
     result: ProtocolResult
     transcript: Sequence[Sent]
@@ -173,7 +173,7 @@ class Run(NamedTuple):
 
 
 class Runs:
-    """A strategy, what makes its parties, and two runs, which serve all checks."""
+    """A strategy, a function that makes its parties, and two runs for all checks."""
 
     def __init__(
         self, strategy: ProtocolStrategy, make: Callable[[], Sequence[Party]]
@@ -198,7 +198,7 @@ class Runs:
     def refusal(
         self, *kinds: Kind, never: Sequence[Kind] = ()
     ) -> FederationError | None:
-        """Return how a run of such parties fails, if it does; see :meth:`letting`."""
+        """Return the error of a run of such parties, or None; see :meth:`letting`."""
         try:
             self.start(InProcessGrid(self.letting(*kinds, never=never)))
         except FederationError as error:
@@ -206,7 +206,7 @@ class Runs:
         return None
 
     def consenting(self) -> list[Party]:
-        """Return parties whose consent names what the strategy declares."""
+        """Return parties whose consent names all kinds that the strategy declares."""
         return self.letting(*self.strategy.terms.needs, *self.strategy.terms.wants)
 
     def _run(self) -> Run:
@@ -215,11 +215,11 @@ class Runs:
 
     first = cached_property(_run)
     second = cached_property(_run)
-    """Runs on the same data, of parties that consent to what the strategy declares."""
+    """Two runs on the same data, of :meth:`consenting` parties."""
 
 
 def check_needs(runs: Runs) -> None:
-    """Check that what leaves a party is counted, and named by the strategy's terms."""
+    """Check that the data that leave a party are counted, and named in the terms."""
     terms = runs.strategy.terms
     seen = runs.first.result.ledger.seen.values()
     left = {kind for of_step in seen for kind in of_step.kinds}
@@ -239,7 +239,7 @@ def check_needs(runs: Runs) -> None:
             )
     refusal = runs.refusal(*terms.needs) if terms.wants else None
     if isinstance(refusal, PartyFailed):  # too late, and not by the strategy
-        raise AssertionError(f"a run without what `wants` names ends: {refusal}")
+        raise AssertionError(f"a run without kinds in `wants` must complete: {refusal}")
 
 
 def check_names(runs: Runs) -> None:
@@ -247,14 +247,14 @@ def check_names(runs: Runs) -> None:
     asked = {"hello", *(step.action for step in runs.strategy.steps)}
     for sent in runs.first.transcript:
         if sent.action not in asked:
-            raise AssertionError(f"steps must have {sent.action}, which is asked for")
+            raise AssertionError(f"steps must list {sent.action}, which is requested")
         for name, declared in sent.declared.items():
             if declared is None:
                 raise AssertionError(f"{sent.action} does not declare {name!r}")
 
 
 def check_data(runs: Runs) -> None:
-    """Check that real numbers leave as declared, and no datum in the clear."""
+    """Check that real numbers leave as declared, and no value in the clear."""
     parties = runs.first.parties
     numbers = [p.rows.take(np.arange(p.n_rows)).ravel() for p in parties]
     numbers += [np.ravel(p.y) for p in parties if p.y is not None]
@@ -262,13 +262,13 @@ def check_data(runs: Runs) -> None:
     # A number of few digits, such as 0.5, may be anything.
     data = data[np.count_nonzero(data[:, None].view(np.uint8), axis=1) >= 6]
     if not len(data):
-        raise AssertionError("the parties' data must have numbers of many digits")
+        raise AssertionError("the parties' data must have numbers with many digits")
     for sent in runs.first.transcript:
         kinds = {revealed.kind for revealed in _step(sent.action).reveals}
         for name, field in sent.declared.items() if sent.up and not kinds else ():
             if field and isinstance(field.array, Reals) and field.leaves is None:
                 raise AssertionError(
-                    f"{sent.action} sends {name!r} in the clear, and declares no kind "
+                    f"{sent.action} sends {name!r} in the clear, but declares no kind "
                     "that it reveals"
                 )
         if kinds & IN_THE_CLEAR:
@@ -277,15 +277,15 @@ def check_data(runs: Runs) -> None:
         words = np.ascontiguousarray(starts).view("<u8")
         if (data.take(np.searchsorted(data, words), mode="clip") == words).any():
             raise AssertionError(
-                f"a message of {sent.action} has a number of a party's data"
+                f"a message of {sent.action} contains a number of a party's data"
             )
 
 
 def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
-    """Yield what parties send under masks or encrypted, with its place in the run.
+    """Yield the masked and encrypted arrays of parties, with their place in the run.
 
-    The number is the place of the byte that a mask makes uniform although values are
-    small: the last one in the ring, which alone has all residues.
+    The number is the place of the byte that a mask makes uniform even if values are
+    small: in the ring the last byte, the only byte that takes all values.
     """
     frames: dict[int, dict[str, Any]] = {}
     for place, sent in enumerate(run.transcript):
@@ -315,11 +315,11 @@ def check_masks(runs: Runs) -> None:
     hidden = np.concatenate([*parts, np.empty(0, np.uint8)])
     counts = np.bincount(np.concatenate([hidden >> 4, hidden & 15]), minlength=16)
     if counts.sum() > 200 and chisquare(counts).pvalue < ALARM:
-        raise AssertionError("what leaves under masks must look random")
+        raise AssertionError("masked or encrypted values must look random")
 
 
 def check_plan(runs: Runs) -> None:
-    """Check that a dry run says what a training costs, and what leaves."""
+    """Check that a dry run shows the costs of training, and the values that leave."""
     result = runs.first.result
     if runs.strategy.task != "train":
         return
@@ -332,7 +332,7 @@ def check_plan(runs: Runs) -> None:
         varies = action in (planned.varying or ()) or (iterative and trips > 1)
         if trips != len(waits) and not varies:
             raise AssertionError(
-                f"{action} took {len(waits)} round trips, and a dry run says {trips}: "
+                f"{action} took {len(waits)} round trips, but a dry run says {trips}: "
                 "they must not depend on the data, nor on a bound that is too small"
             )
         seen, said = (of.seen.get(action) for of in (result.ledger, planned.ledger))
@@ -341,7 +341,7 @@ def check_plan(runs: Runs) -> None:
 
 
 def check_two_parties(runs: Runs) -> None:
-    """Check that two parties have a result, or an error that says how many it takes."""
+    """Check that two parties get a result, or an error with the number required."""
     if runs.strategy.task != "train":  # it takes the parties of the model
         return
     parties = sorted(runs.consenting(), key=lambda party: party.y is None)[:2]
@@ -354,7 +354,7 @@ def check_two_parties(runs: Runs) -> None:
 
 
 def check_model(runs: Runs) -> None:
-    """Check that a model is the same to the last bit, once saved and loaded."""
+    """Check that a model is identical to the last bit after saving and loading."""
     result = runs.first.result
     trained, model = plain(result.arrays), result.model
     with tempfile.TemporaryDirectory() as folder:
@@ -376,10 +376,10 @@ def check_faults(runs: Runs) -> None:
     for turn, action in enumerate(expected.ledger.waits):
         asked = [names.index(p) for a, p in expected.ledger.entries if a == action]
         place = action, asked[turn % len(asked)]
-        # A damaged request is sent again, so that one run has one in each step.
+        # A damaged request is sent again, so one run can have one in each step.
         damaged[place] = "damage"
         faults.append({place: FATAL[turn % 2]})
-        # What was altered the others refuse, and a party what the server has altered.
+        # Parties refuse values altered by another party or by the server.
         sent = [s for s in runs.first.transcript if s.action == action]
         up = {s.party for s in sent if s.up and s.has(lambda f: f.leaves in ENCRYPTED)}
         if up:
@@ -397,33 +397,33 @@ def check_faults(runs: Runs) -> None:
             with dealing:
                 result = runs.start(grid, TIMEOUT if fault == "lose" else 3600)
         except FederationError as error:
-            # Before its first reply a party has no other name.
+            # Before its first reply a party is known only by its node.
             known = [*names, *(f"node {node}" for node in grid.get_node_ids())]
             if fault == "damage" or not any(n in str(error) for n in known):
-                raise AssertionError(f"{what}, the run ends: {error}") from None
+                raise AssertionError(f"{what}, the run fails: {error}") from None
             continue
         if fault in FATAL:
-            raise AssertionError(f"{what}, the run must end")
+            raise AssertionError(f"{what}, the run must fail")
         changed = result.model.arrays()
         if wrong := {n for n in stable if not np.array_equal(arrays[n], changed[n])}:
-            raise AssertionError(f"{what}, the model has other {_listed(wrong)}")
+            raise AssertionError(f"{what}, the model has different {_listed(wrong)}")
 
 
 def check_quality(runs: Runs) -> None:
-    """Check that a model is better than the trivial one, by the metrics it has."""
+    """Check that a model is better than the trivial model, by its metrics."""
     metrics = dict(runs.first.result.metrics)
     if metrics.keys() >= {"test_error", "test_base_error"}:
         metrics["gain"] = metrics["test_base_error"] - metrics["test_error"]
     for name in ("test_r2", "explained", "gain"):
         if name in metrics and not metrics[name] > 0:
-            raise AssertionError(f"{name} is {metrics[name]:.3g}, as without a model")
+            raise AssertionError(f"{name} is {metrics[name]:.3g}: as bad as no model")
 
 
 CHECKS = (
     *(check_needs, check_names, check_data, check_masks, check_plan),
     *(check_two_parties, check_model, check_faults, check_quality),
 )
-"""What :func:`check_strategy` checks."""
+"""The checks of :func:`check_strategy`."""
 
 
 def check_strategy(
@@ -431,29 +431,30 @@ def check_strategy(
 ) -> None:
     """Run a strategy some twenty times in this process, and check these runs.
 
-    What passes is no proof of privacy. Arrays of real numbers must leave in a sum,
-    encrypted, or by a step that declares what it reveals; beyond that, only unchanged
-    float64 numbers of a party's data are found in messages, and none in those of steps
+    Passing these checks does not prove privacy. Arrays of real numbers must leave in a
+    sum, encrypted, or in a step that declares what it reveals; beyond that, the checks
+    find only unchanged float64 numbers of a party's data in messages, and skip steps
     that reveal rows or centroids.
 
     Parameters
     ----------
     strategy : ProtocolStrategy
-        The strategy with its settings; with a seed, more of two results is compared.
+        The strategy with its settings; with a seed, more values of two results are
+        compared.
     parties : sequence of Party, or callable
-        Three or more parties, or what makes them anew for each run, where a run changes
-        what they store. They get consents that name what the strategy declares. With
-        `test_r2`, `explained` or `test_error` among its metrics, a model of their data
-        must be better than none.
+        Three or more parties, or a function that makes them for each run, if a run
+        changes their stored data. Their consents are replaced by ones that name all
+        kinds that the strategy declares. With `test_r2`, `explained` or `test_error`
+        among the metrics, a model of their data must be better than no model.
 
     Raises
     ------
     AssertionError
-        A check fails; the sentence says why, and a note which one.
+        A check fails; the message says why, and a note names the check.
     ValueError
-        `strategy` is not a strategy, or not for so many parties.
+        `strategy` is not a strategy, or not one for this number of parties.
     FederationError, PartyFailed
-        Parties that consent to what the strategy declares refuse it, or it fails.
+        Parties with these consents refuse the run, or it fails.
 
     Examples
     --------
