@@ -81,8 +81,8 @@ def test_a_party_that_writes_ids_in_another_way_is_a_warning():
     ids = [f"AB{k}" for k in range(40)]
     other = [text.lower() if k % 3 == 0 else text for k, text in enumerate(ids)]
     (warning,) = vf.simulate(Alignment("q4"), parties(ids, other, ids)).warnings
-    assert "the ids of 'p1' overlap" in warning
-    assert "by 65% at most, and two others by 100%" in warning
+    assert "at most 65% of the ids of 'p1' overlap with another party's" in warning
+    assert "against 100% between two others" in warning
     assert not vf.simulate(Alignment("q4"), parties(ids, ids[9:], ids[:33])).warnings
     assert not vf.simulate(Alignment("q4"), parties(ids, other)).warnings
 

@@ -218,7 +218,7 @@ def test_other_parties_or_columns_than_in_training(tmp_path):
         dataclasses.replace(new[j], state_dir=new[k].state_dir)
         for j, k in ((0, 1), (1, 0), (2, 2))
     ]
-    with pytest.raises(FederationError, match="must have the place of training"):
+    with pytest.raises(FederationError, match="the index that it had in training"):
         predict.start(InProcessGrid(swapped))
     wider = [Party(np.zeros((40, 3)), state_dir=new[0].state_dir), *new[1:]]
     with pytest.raises(PartyFailed, match="must have the 2 columns of training"):
@@ -285,7 +285,7 @@ def test_two_parties_evaluate_only_where_it_is_allowed(allowed, tmp_path, caplog
     strategy = CoresetVRLR(50, solver="central", seed=0, allow_two_parties=allowed)
     metrics = strategy.replace(test_fraction=0.3).start(grid).metrics
     assert ("test_loss" in metrics) == allowed
-    assert ("would learn the other party's part" in caplog.text) != allowed
+    assert ("would learn the other party's contribution" in caplog.text) != allowed
     full = strategy.replace(evaluate="full")
     if allowed:
         assert "full_train_loss" in full.start(grid).metrics

@@ -441,7 +441,7 @@ OF_ROWS = "n_clusters must be at most the number of training rows, got 301 for 3
         (CoresetVKMC(3, size=301, sampling="uniform"), "got 301 for 300 rows"),
         (CoresetVKMC(301, size=400), OF_ROWS),
         (CoresetVKMC(301, sampling="full", solver="distdim"), OF_ROWS),
-        (CoresetVKMC(8, evaluate="full"), "number of columns, got 8 for 7: use check"),
+        (CoresetVKMC(8, evaluate="full"), "at most 7, .* of columns, got 8: use check"),
         (
             CoresetVRLR(50, test_fraction=0.999, solver="central"),
             "test_fraction must leave training rows, got 0.999 of 300 rows",
@@ -474,7 +474,7 @@ def test_the_largest_sizes_that_fit():
 @pytest.mark.parametrize("solver", ["cg", "saga"])
 def test_sums_for_parties_need_three_of_them(solver):
     two = parties(*data(), (3, 4))
-    sentence = f"solver '{solver}' gives the parties sums .* at least three"
+    sentence = f"solver '{solver}' reveals sums .* at least three"
     refused(CoresetVRLR(50, solver=solver), two, sentence)
     allowed = CoresetVRLR(50, solver=solver, allow_two_parties=True, max_iter=1)
     assert simulate(allowed, two, seed=0).metrics["iterations"] >= 1
@@ -564,7 +564,7 @@ def test_a_size_that_all_rows_have_is_a_warning(solver):
         for size in (len(X), "auto", len(X) - 1)
     )
     (warning,) = drawn.warnings
-    assert "all of them (sampling 'full', or size 'auto') take fewer round" in warning
+    assert "all of them (sampling 'full', or size 'auto') takes fewer round" in warning
     assert ("come to the server" in warning) == (solver == "central")
     assert every.ledger.round_trips < drawn.ledger.round_trips
     assert not [*every.warnings, *one_less.warnings]
@@ -599,7 +599,7 @@ def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_smal
     assert small.metrics["weight_sum"] == 800  # all rows, instead of as many draws
     with pytest.raises(FederationError) as caught:
         simulate(CoresetVRLR(size=150), parties)
-    rule = "size must be at least 172 with solver 'gram', 4 for each column (p0 10, "
+    rule = "with solver 'gram' size must be at least 172 (4 rows for each column: p0 10"
     assert str(caught.value).startswith(rule)
     assert str(caught.value).endswith("set size to at least 172")
 

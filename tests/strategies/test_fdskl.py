@@ -306,7 +306,7 @@ def test_labels_that_are_all_zero_at_all_holders():
 def test_scores_that_grow_over_the_bound_of_their_sum_end_the_run():
     """A step of 100 diverges; 2^16 times the largest label, to a power of two."""
     bound = 2.0**16 * 2.0 ** math.ceil(math.log2(np.abs(data()[1]).max()))
-    message = f"scores must be below {bound:.0f} in size for the sum of several label"
+    message = f"absolute scores must be below {bound:.0f} so that label holders"
     with pytest.raises(FederationError, match=message):
         doubly_stochastic("square", [0, 2], step=100.0, regularization="auto")
 
@@ -380,10 +380,10 @@ def test_rows_of_each_batch_and_features(settings, labels, batches, features):
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"rows": 121, "step": "implicit"}, "at most the 120 labels to .*, got 121"),
+        ({"rows": 121, "step": "implicit"}, "at most 120, .* training labels, got 121"),
         ({"iterations": 10**12}, r"iterations must be .*, got 10{12}$"),
-        ({"features": 31}, "and at most the 31 features, got 32"),
-        ({"budget": 100}, "features must be at least the 32 iterations, and budget"),
+        ({"features": 31}, "and at most 31, .* of features, got 32"),
+        ({"budget": 100}, "features must be at least 32, .* iterations, and budget"),
     ],
 )
 def test_more_rows_than_labels_or_iterations_than_features(settings, rule):
@@ -876,20 +876,20 @@ WIDE = {"features": 100}
 REFUSED = [
     (without_labels, {}, "a party must hold the labels, but none does"),
     (without_labels, DS, "a party must hold the labels, but none does"),
-    (several, {}, "the labels of all 120 rows, .*0' with 60, .*: FDSKL takes several"),
-    (several, DS | {"target": "multiclass"}, "needs one label holder, .*: got party 0"),
+    (several, {}, "labels of all 120 rows, .*0' with 60, .*: FDSKL accepts several"),
+    (several, DS | {"target": "multiclass"}, "a single label holder .* got party 0"),
     (gaps, {}, "one party with the labels of all 120 rows, got 'party 2' with 118"),
     (two, {"allow_two_parties": False}, "it needs at least three"),
     (one_row, {}, "FDSKLDirect needs at least two rows, got one"),
-    (parties, {"rows": 121}, "rows must be at most the 120 rows to train on, got 121"),
+    (parties, {"rows": 121}, "rows must be at most 120, .* training rows, got 121"),
     (parties, {"rows": 19, "features": 4}, "0 or at least 20 of 120 rows, got 19"),
-    (parties, WIDE | {"budget": 399}, "20 rows with 100 .*, 4000 .* got 399"),
+    (parties, WIDE | {"budget": 399}, "4000 bytes, .* 20 rows with 100 .* got 399"),
     (parties, WIDE | {"rows": 50, "budget": 9999}, "50 rows .*, got 9999"),
-    (parties, {"budget": 3}, "budget must pay for the angles of 20 rows with 1 f"),
-    (parties, WIDE | {"block_bytes": 199}, "one row of 100 .*, 200 .* got 199"),
+    (parties, {"budget": 3}, "budget must be .* 40 bytes, .* of 20 rows with 1 f"),
+    (parties, WIDE | {"block_bytes": 199}, "at least 200, .* 1 row of 100 .* got 199"),
     (parties, DS | WIDE | {"bits": 32, "block_bytes": 15999}, "80 rows of 50"),
-    (parties, DS | EXPLICIT | {"block_bytes": 95}, "3 rows .*, 96 .*, got 95"),
-    (parties, DS | {"step": 121.0}, r"most the 120 rows .* \(Theorem 4\), got 121\.0"),
+    (parties, DS | EXPLICIT | {"block_bytes": 95}, "96, .* 3 rows .*, got 95"),
+    (parties, DS | {"step": 121.0}, r"at most 120, .*\(Theorem 4\), got 121\.0"),
     (parties, {"test_fraction": 0.999}, r"least two rows to train on, got 0\.999 of"),
 ]
 
@@ -949,14 +949,14 @@ def test_scales_that_one_bandwidth_cannot_fit_are_warned_of(caplog, strategy, fa
 
 def test_what_a_party_or_who_knows_the_seed_learns_is_warned_of(caplog):
     run(parties(count=2), features=4, loss="square")
-    assert caplog.text.count("between two the sum") == 1
+    assert caplog.text.count("with only two parties, each sum") == 1
     assert "'party 1' learns nearly all of the 2 columns" in caplog.text
     assert "laplacian" not in caplog.text
     caplog.clear()
     run(parties(), features=4, loss="square", kernel="laplacian")
-    assert "the other parties' columns one by one" in caplog.text
+    assert "the other parties' columns to the label holder one by one" in caplog.text
     assert "nearly all" not in caplog.text  # of three
-    assert "who knows it knows the features of all parties" in caplog.text  # the seed
+    assert "whoever knows it knows all parties' features" in caplog.text  # the seed
     caplog.clear()
     run(parties(), seed=None, features=4, loss="square")
     assert not caplog.text

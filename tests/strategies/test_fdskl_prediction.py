@@ -246,8 +246,8 @@ def assert_refused(parties, strategy, message, party=None):
 @pytest.mark.parametrize(
     ("places", "rule"),
     [
-        ([1, 0, 2], "'party 1' must have the place of training, 1, got 0: set part"),
-        ([0, 1], "the 3 parties of training must take part, 2 do"),
+        ([1, 0, 2], "'party 1' must have the index that it had in training, 1, "),
+        ([0, 1], "the 3 parties of training must take part, but 2 do"),
     ],
 )
 def test_parties_in_another_order_or_too_few(trained, places, rule):
@@ -264,7 +264,7 @@ def test_two_parties(tmp_path, caplog):
     assert_refused(parties, strategy, rule)
     caplog.clear()
     simulate(strategy.replace(allow_two_parties=True), parties)
-    assert "between two the sum shows each the other's part" in caplog.text
+    assert "with only two parties, each sum reveals the other's" in caplog.text
 
 
 def test_another_masking_than_in_training(trained):
@@ -287,14 +287,14 @@ def test_another_masking_than_in_training(trained):
         ([1], {"bandwidth": 3.0}, "must have the bandwidth of 'party 0'"),
         ([1], {"n_parties": 4}, "must have the parties of 'party 0'"),
         ([1], {"kept": [0]}, "must have the kept of 'party 0'"),
-        ([2], {"intercept": np.zeros(0)}, "must have the coefficients of a label"),
+        ([2], {"intercept": np.zeros(0)}, "must have a label holder's coeff"),
         ([1], {"bandwidth": 0.0}, "'bandwidth' must be a number above 0"),
-        (range(3), {"holders": [7]}, "must name label holders of the run"),
-        (range(3), {"holders": [2, 2]}, "must name label holders of the run"),
+        (range(3), {"holders": [7]}, "must name distinct label holders of"),
+        (range(3), {"holders": [2, 2]}, "must name distinct label holders of"),
         (range(3), {"holders": []}, "'holders' must be"),
-        (range(3), {"kept": [2]}, "must name another party for each label holder"),
-        (range(3), {"kept": [0, 1]}, "must name another party for each label holder"),
-        (range(3), {"kept": [3]}, "must name another party for each label holder"),
+        (range(3), {"kept": [2]}, "for each label holder it must name a different"),
+        (range(3), {"kept": [0, 1]}, "for each label holder it must name a different"),
+        (range(3), {"kept": [3]}, "for each label holder it must name a different"),
     ],
 )
 def test_a_part_that_was_changed_by_hand(trained, spoiled, change, rule):

@@ -72,7 +72,7 @@ def check(*replies):
 
 def test_all_parties_of_training_have_their_places():
     check(*PLACES)
-    with pytest.raises(FederationError, match=r"'north' .* place of training, 1"):
+    with pytest.raises(FederationError, match=r"'north' .* index .* in training, 1"):
         check(*PLACES[::-1])
     with pytest.raises(FederationError, match=r"party 1: .* the target of 'north'"):
         check(PLACES[0], PLACES[1] | {"target": "continuous"})

@@ -532,7 +532,7 @@ def test_all_rows_of_a_party(parties, folder, settings):
 def test_all_rows_of_all_parties_are_no_model(parties, folder, model):
     before = files(folder)
     ids = np.concatenate([party.ids for party in parties])
-    with pytest.raises(FederationError, match=r"^at least one row must stay"):
+    with pytest.raises(FederationError, match=r"^at least one row must remain"):
         forget(parties, folder, model, ids.tolist())
     assert files(folder) == before
     simulate(MUFCStatus(model, server_state=folder), parties)
@@ -612,7 +612,7 @@ def test_all_but_two_parties_may_leave(tmp_path, folder):
     for leaving in ("north,west,south", "north,west,south,east"):
         strategy = MUFCForgetClient(model, leaving, server_state=folder)
         for here in (parties, parties[1::2]):
-            refusal(partial(simulate, strategy, here), "at least 2 parties must stay")
+            refusal(partial(simulate, strategy, here), "at least 2 parties must remain")
     assert files(folder, *(party.state_dir for party in parties)) == before
 
 
@@ -1176,7 +1176,7 @@ def test_a_party_that_cannot_train(parties, folder, change, rule):
 def test_settings_that_the_data_do_not_allow(parties, folder):
     box = "0,1;0,1;0,1"
     refusal(lambda: train(parties, folder, box=box), "box must", "2 columns, got 3")
-    rule = "n_clusters must be at most the 29 rows of all parties, got 30"
+    rule = "n_clusters must be at most 29, the number of rows of all parties, got 30"
     refusal(lambda: train(parties, folder, n_clusters=30), rule)
     assert train(parties, folder, n_clusters=29).model.sizes_.sum() == 29
 

@@ -54,13 +54,13 @@ def test_text_counts_less_where_the_box_names_columns(table):
 def test_clusters_that_follow_one_column_name_it(table):
     score, (warning,) = clustered(table, BOX + ";sex=0,1")
     assert score < 0.5
-    assert warning.startswith("the clusters follow 'sex' by")
+    assert warning.startswith("'sex' makes up")
 
 
 @pytest.mark.parametrize(
     ("box", "rule"),
     [
-        ("agee=0,120;*=0,200", "they have no 'agee'"),
+        ("agee=0,120;*=0,200", "none is named 'agee'"),
         ("age=0,120", "none for column 2 of 'clinic-0'"),
     ],
 )

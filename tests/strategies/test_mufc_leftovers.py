@@ -94,11 +94,11 @@ def test_parties_keep_no_id_of_a_training_that_failed_or_are_named(
     assert len(numbers) == bool(keep)
     assert left(tmp_path) == NOTHING | dict.fromkeys(keep, numbers)
     warning = [
-        f"model {number} is given up; {', '.join(keep)} could not be asked: vfl-flower "
-        f"models remove {number} removes what is left there"
+        f"model {number} is abandoned, but {', '.join(keep)} could not be reached: run "
+        f"vfl-flower models remove {number} there"
         for number in numbers
     ]
-    assert [m for m in caplog.messages if "is given up" in m] == warning
+    assert [m for m in caplog.messages if "is abandoned" in m] == warning
 
 
 def test_a_party_gives_up_before_its_peers_have_signed_the_keys(tmp_path):

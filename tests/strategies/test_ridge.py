@@ -231,7 +231,7 @@ def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, caplog):
     result = simulate(strategy(joint_features=24, rows=300), parties(), seed=0)
     assert result.metrics["rows"] == 200
     warning, few = result.warnings
-    assert few.startswith("200 rows to train on allow few features")
+    assert few.startswith("200 training rows allow few features")
     assert warning.startswith("100 of 300 rows to train on")
     assert "9,600 numbers" in warning
     assert warning in caplog.text
@@ -1079,7 +1079,7 @@ def test_32_bits_and_a_given_bandwidth():
     ("settings", "rule"),
     [
         ({"features": "linear"}, "no party has a column that differs"),
-        ({"rows": N + 1}, "rows must be at most the 400 rows to train on, got 401"),
+        ({"rows": N + 1}, "rows must be at most 400, .* training rows, got 401"),
     ],
 )
 def test_runs_that_cannot_train_are_refused(settings, rule):

@@ -1,4 +1,4 @@
-"""The server's side: a module or folder for each algorithm, and the table of all."""
+"""The server's side: a module or folder for each algorithm, and a table of all."""
 
 import os
 from functools import cache
@@ -50,7 +50,7 @@ ALGORITHMS: dict[str, Tasks] = {
 """The strategies of each algorithm, one per task, by its name in the run config."""
 
 GROUP = "vfl_flower.algorithms"
-"""Entry points of other packages: a strategy, or a tuple of one for each task."""
+"""Entry points of other packages: a strategy, or a tuple with one for each task."""
 
 
 @cache
@@ -66,7 +66,7 @@ def algorithms() -> dict[str, Tasks]:
 
 
 def uses_of_steps() -> dict[str, frozenset[tuple[str, str]]]:
-    """Return the algorithms that ask for each step, with their tasks, by its action."""
+    """Return the algorithms and tasks that use each step, by its action."""
     uses: dict[str, set[tuple[str, str]]] = {}
     for name, strategies in algorithms().items():
         for strategy in strategies:
@@ -76,11 +76,11 @@ def uses_of_steps() -> dict[str, frozenset[tuple[str, str]]]:
 
 
 def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
-    """Add an algorithm by hand, where its package is not installed.
+    """Register an algorithm by hand if its package is not installed.
 
     A Flower bundle has no entry points: its ServerApp and its ClientApp call this.
-    There is one strategy per task; `name` is that in the run config and of the section
-    of its settings there.
+    There is one strategy per task; the run config uses `name` for the algorithm and for
+    the section of its settings.
     """
     algorithms()[name] = strategies
 
@@ -91,13 +91,13 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     Parameters
     ----------
     path : path
-        The file. The kind of the model is in it; no pickle is read.
+        The file, which names the kind of its model. No pickle is read.
 
     Raises
     ------
     ValueError
-        The file is no saved model, was written by a later version, or holds a kind of
-        model whose package is not installed.
+        The file is not a saved model, was written by a later version, or holds a kind
+        of model whose package is not installed.
 
     Examples
     --------

@@ -49,15 +49,15 @@ class Alignment(ProtocolStrategy):
 
     A party learns how many ids each other party has, and which of its own ids all
     parties hold. The server chooses the common order, that of the encrypted points, and
-    learns no id. With ``method="keyed"`` each party sends keyed hashes in their place:
+    learns no id. With ``method="keyed"`` each party sends keyed hashes instead:
     whoever has both the key and the hashes can test any id.
 
     Raises
     ------
     FederationError
-        From `start`: no id is at all parties.
+        From `start`: no id is held by all parties.
     PartyFailed
-        A party has no ids, or repeats one, or does not follow the protocol.
+        A party has no ids, repeats an id, or does not follow the protocol.
 
     Examples
     --------
@@ -102,26 +102,26 @@ class Alignment(ProtocolStrategy):
             self.check()
 
     def check(self) -> None:
-        """Raise ``ValueError``, before any message, where the order has no name."""
+        """Raise ``ValueError``, before any message, if the order has no valid name."""
         if not re.fullmatch(NAME, self.alignment):
             raise ValueError(f"{NAME_RULE}, got {self.alignment[:70]!r}")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Compare the encrypted lists, and send each party its part of the order."""
+        """Compare the encrypted lists, and send each party its rows in their order."""
         lists = self._lists(parties, [info.n_rows for info in parties])
         try:
             held, counts, common, positions = overlaps(lists)
         except ValueError as error:
             name = parties[error.args[1]].name
             raise FederationError(
-                f"the list of {name!r} must have each point once, and has not: a party "
-                "did not follow the protocol"
+                f"the list of {name!r} must have each point once, but repeats one: a "
+                "party did not follow the protocol"
             ) from None
         if not len(common):
             raise FederationError(
                 f"all {len(parties)} parties must have ids in common, but no id is at "
-                "all of them: compare how each party writes its ids, which vfl-flower "
-                "check shows at each party"
+                "all of them: run vfl-flower check at each party, and compare how they "
+                "write their ids"
             )
         tag = hashlib.sha256(common.tobytes()).digest()
         replies = parties.ask(
@@ -132,19 +132,19 @@ class Alignment(ProtocolStrategy):
         )
         stored = zip(parties, replies.each("kept"), strict=True)
         if names := [info.name for info, is_stored in stored if not is_stored]:
-            log.warning("without a state-dir, not kept at: %s", ", ".join(names))
+            log.warning("not stored, without a state-dir, at: %s", ", ".join(names))
         model = AlignmentModel(self.alignment, tag.hex(), held, counts)
         run.warnings += [
-            f"the ids of {parties[place].name!r} overlap with those of another party "
-            f"by {low:.0%} at most, and two others by {high:.0%}: compare how each "
-            "party writes its ids (case, signs, leading zeros, length), which "
-            "vfl-flower check shows at each party"
+            f"at most {low:.0%} of the ids of {parties[place].name!r} overlap with "
+            f"another party's, against {high:.0%} between two others: run vfl-flower "
+            "check at each party, and compare how they write their ids (case, signs, "
+            "leading zeros, length)"
             for place, low, high in model.outliers()
         ]
         return record_model(run, model, {"common": len(common)})
 
     def _lists(self, parties: Parties, sizes: list[int]) -> Sequence[Array]:
-        """Return the list of each party under the keys of all."""
+        """Return each party's ids, encrypted by every party."""
         if self.method == "keyed":
             salt = parties.checkpoint.token(SALT_BYTES)
             hashed = parties.ask(party.hash_with_key, salt=salt, sizes=sizes)
@@ -152,7 +152,7 @@ class Alignment(ProtocolStrategy):
             makers = list(range(len(parties)))
             asked = hashed.failure
         else:
-            # Each sealed for the party that gets it.
+            # Each list is encrypted for the party that receives it.
             started = parties.ask(party.encrypt_ids, sizes=sizes)
             points: list[bytes] = started.secrets["points"]
             for left in range(len(parties) - 2, -1, -1):
@@ -168,7 +168,7 @@ class Alignment(ProtocolStrategy):
         return lists
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the rows of each party."""
+        """Add the common rows of each party."""
         assert isinstance(model, AlignmentModel)
         rows = [memory.remembered("rows") for memory in memories]
         model.rows_ = [places for places in rows if places is not None]

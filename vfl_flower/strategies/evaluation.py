@@ -1,4 +1,4 @@
-"""Metrics that several algorithms report, and base classes of what reports them."""
+"""Metrics of several algorithms, and base classes of strategies that report them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ log = logging.getLogger("vfl_flower")
 
 TEST_ROWS = Metric(
     "Rows held out",
-    "Rows that the model was not trained on, by which it is judged.",
+    "Rows that the model was not trained on, and is judged on.",
     kind="count",
 )
 
 EXPLAINED = Metric(
     "Spread explained",
-    "How much of the spread of the rows lies between the clusters and not within them. "
-    "0 % is no better than a single cluster; more clusters always explain more.",
+    "How much of the spread of the rows lies between clusters, not within clusters. 0 "
+    "% is no better than a single cluster; more clusters always explain more.",
     "higher",
     "share",
 )
@@ -48,21 +48,21 @@ LARGEST = Metric(
 )
 
 PREDICTED_ROWS = Metric(
-    "Rows", "Rows that took part: with a prediction, rows that got one.", kind="count"
+    "Rows", "Rows that took part; in a prediction, the predicted rows.", kind="count"
 )
 
 MEASURES: dict[str, Metric] = {
     "test_rows": TEST_ROWS,
     "test_error": Metric(
         "Wrong classes, rows held out",
-        "Share of the rows held out for which the model names a wrong class.",
+        "Share of the held-out rows for which the model predicts a wrong class.",
         "lower",
         "share",
     ),
     "test_base_error": Metric(
         "Wrong classes without a model",
         "Share of the same rows that would be wrong if the most frequent class were "
-        "named for each: a useful model must be well below.",
+        "predicted for each: a useful model must be well below this share.",
         kind="share",
     ),
     "test_auc": Metric(
@@ -74,38 +74,38 @@ MEASURES: dict[str, Metric] = {
     ),
     "test_log_loss": Metric(
         "Log loss",
-        "How surprised the model is by the true classes: -log of the probability that "
-        "it gave them, on the mean. 0 is perfect; guessing between two classes has "
+        "How surprised the model is by the true classes: the mean of -log of the "
+        "probability that it gave them. 0 is perfect; guessing between two classes has "
         "log 2 = 0.69.",
         "lower",
     ),
     "test_brier": Metric(
         "Brier score",
-        "Mean squared difference between the probability and what happened (0 or 1). "
-        "0 is perfect, 0.25 is the score of saying 50 % for each row.",
+        "Mean squared difference between the probability and the outcome (0 or 1). 0 "
+        "is perfect; 0.25 is the score of predicting 50 % for each row.",
         "lower",
     ),
     "test_true_positives": Metric(
         "Positives found",
-        "Rows of the positive class that the model takes for such.",
+        "Rows of the positive class that the model predicts as positive.",
         "higher",
         "count",
     ),
     "test_false_positives": Metric(
         "False alarms",
-        "Rows of the other class that the model takes for positive ones.",
+        "Rows of the other class that the model predicts as positive.",
         "lower",
         "count",
     ),
     "test_false_negatives": Metric(
         "Positives missed",
-        "Rows of the positive class that the model does not take for such.",
+        "Rows of the positive class that the model predicts as negative.",
         "lower",
         "count",
     ),
     "test_true_negatives": Metric(
         "Negatives recognised",
-        "Rows of the other class that the model takes for such.",
+        "Rows of the other class that the model predicts as negative.",
         "higher",
         "count",
     ),
@@ -118,48 +118,46 @@ MEASURES: dict[str, Metric] = {
     "test_r2": Metric(
         "Variance explained, rows held out",
         "R²: how much of the variation of the label the model predicts. 100 % is "
-        "perfect; 0 % is no better than naming the mean of the label for every row.",
+        "perfect; 0 % is no better than predicting the mean label for every row.",
         "higher",
         "share",
     ),
     "test_mae": Metric(
         "Mean absolute error, rows held out",
-        "By how much a prediction misses on the mean, in the unit of the label.",
+        "Mean distance of a prediction from the truth, in the unit of the label.",
         "lower",
     ),
 }
 """Metrics that a party with labels reports of a model."""
 
 OF_NEW_ROWS: dict[str, Metric] = {**MEASURES, "rows": PREDICTED_ROWS}
-"""Metrics of a model that predicts, or is judged on, new rows."""
+"""Metrics of a model on new rows: of predictions and of an evaluation."""
 
 KERNEL: dict[str, Metric] = {
     **MEASURES,
     "cv_score": Metric(
         "Loss in cross-validation",
-        "The mean loss on rows of training that a fit left out, by which the strength "
-        "of the smoothing was chosen. It has the unit of the loss, so compare it only "
-        "between models of the same loss.",
+        "The mean loss on training rows that a fit left out, used to choose the "
+        "strength of the smoothing. It has the unit of the loss, so compare it only "
+        "between models with the same loss.",
         "lower",
     ),
-    "rows": Metric(
-        "Rows of training", "Rows that the model learned from.", kind="count"
-    ),
+    "rows": Metric("Training rows", "Rows that the model learned from.", kind="count"),
     "features": Metric(
         "Random features",
-        "How many random features of all columns together the model has: more can "
-        "follow finer patterns, and cost more bytes.",
+        "How many random features the model makes of all columns together: more "
+        "features can follow finer patterns, and cost more bytes.",
         kind="count",
     ),
     "local_columns": Metric(
         "Columns that parties made",
-        "Features that parties made of their own columns alone.",
+        "Features that each party made from its own columns alone.",
         kind="count",
     ),
     "bandwidth": Metric(
         "Bandwidth",
-        "How near two rows must be for the model to treat them alike: a small one "
-        "follows fine patterns, a large one is smooth.",
+        "How near two rows must be for the model to treat them alike: a small "
+        "bandwidth follows fine patterns, a large one is smooth.",
     ),
     "regularization": Metric(
         "Smoothing",
@@ -193,7 +191,7 @@ class JudgedStrategy(ProtocolStrategy):
     """A strategy that warns if its metrics are no better than without a model."""
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return warnings about a model that is no better than none."""
+        """Return warnings about a model that is no better than no model."""
         return evaluation.shortfalls(metrics)
 
 
@@ -205,14 +203,14 @@ class PartedStrategy(JudgedStrategy):
     explained = KERNEL
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the parts of the model if all parties are in this process."""
+        """Add the local models to the model if all parties are in this process."""
         assert isinstance(model, PartedModel)
         model.complete([m.part for m in memories if m.run == model.id])
 
     def untrained(
         self, parties: Parties, run: Run, kernel: str, bandwidth: float, features: int
     ) -> PartedModel:
-        """Return the model without its parts, and record it."""
+        """Return the model without local models, and record it."""
         assert issubclass(self.model_class, PartedModel)
         model_id, widths = parties.session_id, [p.n_columns for p in parties]
         model = self.model_class(model_id, kernel, bandwidth, features, widths)
@@ -223,7 +221,7 @@ class PartedStrategy(JudgedStrategy):
     def split(
         self, parties: Parties, run: Run, test_fraction: float
     ) -> tuple[Array, Array]:
-        """Return the rows to train on and those held out; warn if there are none."""
+        """Return training and held-out rows; warn if no row is held out."""
         n = parties.n_rows
         train, test = split_rows(n, test_fraction, run.seed)
         if test_fraction and not len(test):

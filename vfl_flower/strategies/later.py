@@ -1,4 +1,4 @@
-"""What the tasks have in common that work with a trained model and draw nothing."""
+"""Base classes of the tasks that use a trained model."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ log = logging.getLogger("vfl_flower")
 
 @settings
 class ModelTask(ProtocolStrategy):
-    """A task that works with a trained model."""
+    """A task that uses a trained model."""
 
     model_id: str
     """The id of the model, which its training printed: ``result.model.id``."""
 
     draws: ClassVar[bool] = False
-    """Whether it draws anything, and so takes a seed."""
+    """Whether it makes random draws, and so takes a seed."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
         check_model(self.model_id)
         if not self.draws:
-            check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
+            check_unused(self, ["seed"], f"task {self.task!r}, without random draws")
 
 
 @settings
 class LaterTask(ModelTask):
-    """A task that loads the parties' parts of a model."""
+    """A task for which the parties load their local models."""
 
     @property
     def works_with(self) -> str:
-        """Id of the model whose parts the parties load."""
+        """Id of the model whose local models the parties load."""
         return self.model_id
 
 
 @settings
 class RowPrediction(LaterTask, JudgedStrategy):
-    """Predictions of rows that one party opens; see its subclasses."""
+    """Predictions for rows, which one party opens; see the subclasses."""
 
     task = "predict"
     question = "What does the model predict for new rows?"
     explained = OF_NEW_ROWS
     evaluates: ClassVar[bool] = False
-    """Whether the predictions are judged, and not kept."""
+    """Whether the predictions are evaluated instead of stored."""
 
     @property
     def terms(self) -> Terms:
-        """Of an evaluation the curves."""
+        """Curves, for an evaluation."""
         return Terms(wants=("curves",) if self.evaluates else ())
 
     def finish(
@@ -92,7 +92,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
 
 
 def log_clusters(parties: Parties, model: str) -> None:
-    """Say where each party has written the clusters of its new rows."""
+    """Log where each party has written the clusters of its new rows."""
     log.info(
         "the clusters are in predictions-%s-%016x.csv of each party's state-dir",
         *(model, parties.session),
@@ -102,21 +102,21 @@ def log_clusters(parties: Parties, model: str) -> None:
 def check_places(
     parties: Parties, replies: Replies[Any], common: Sequence[str]
 ) -> None:
-    """Raise unless all parties of training have their places and equal `common`."""
+    """Raise unless all parties of training have their index and equal `common`."""
     first = replies[0]
     for j, reply in enumerate(replies):
         if reply["index"] != j:
             raise FederationError(
-                f"{parties[j].name!r} must have the place of training, "
+                f"{parties[j].name!r} must have the index that it had in training, "
                 f"{reply['index']}, got {j}: set partition-id"
             )
     for name in common:
         for j, value in enumerate(replies.each(name)):
             if value != first[name]:
-                reason = f"its part must have the {name} of {parties[0].name!r}"
+                reason = f"its model must have the {name} of {parties[0].name!r}"
                 raise replies.failure(j, reason)
     if first["parties"] != len(parties):
         raise FederationError(
-            f"the {first['parties']} parties of training must take part, "
+            f"the {first['parties']} parties of training must take part, but "
             f"{len(parties)} do"
         )

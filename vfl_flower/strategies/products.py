@@ -1,4 +1,4 @@
-"""The server's side of a Gram matrix of all parties' columns, which one party opens."""
+"""The server's side of a Gram matrix of all columns, which only one party opens."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class ComputingParties(ProtocolStrategy):
 
     @property
     def computing(self) -> Computing:
-        """Who computes, for the terms of the run."""
+        """The parties that compute, for the terms of the run."""
         return Computing(self.dealer, self.computes or None)
 
     def places(self, parties: Parties) -> tuple[int | None, int | None]:
-        """Return the places of who deals and who computes, where parties are named."""
+        """Return the indices of the dealer and of `computes`; None: no such party."""
         places = {info.name: place for place, info in enumerate(parties)}
         return places.get(self.dealer), places.get(self.computes)
 
@@ -56,36 +56,36 @@ class ComputingParties(ProtocolStrategy):
         holder: int | None = None,
         **more: int,
     ) -> Roles:
-        """Return who does what; `holder` opens the result. Refuse unfit parties."""
+        """Return the parties' roles; `holder` opens the result. Check the parties."""
         holder = parties.label_holder if holder is None else holder
         (dealing, second), dealer = self.places(parties), self.dealer
         names = ", ".join(info.name for info in parties)
         others = [j for j in range(len(parties)) if j not in (holder, dealing)]
         if (dealing is None) != (dealer == SERVER) or dealing == holder or not others:
             raise FederationError(
-                f"dealer must be {SERVER!r} or the name of a party that does not hold "
-                f"the labels, beside two that compute, got {dealer!r} among {names}"
+                f"dealer must be {SERVER!r} or the name of a party without labels, "
+                f"beside two computing parties, got {dealer!r} among {names}"
             )
         if self.computes and second not in others:
             raise FederationError(
-                "computes must be the name of a party that neither holds the labels "
-                f"nor deals, got {self.computes!r} among {names}"
+                "computes must be the name of a party that is neither the label holder "
+                f"nor the dealer, got {self.computes!r} among {names}"
             )
         second = others[0] if second is None else second
         return Roles(holder, second, list(owners), rows, dealing, **more)
 
 
 def warn_of_constant(constant: bool) -> None:
-    """Say where to read why a model is constant."""
+    """Warn of a constant model, and name the log that gives the reason."""
     if constant:
         log.warning(
-            "the model predicts one number: the label holder has made no use of its "
-            "labels, and its log says which rule they break"
+            "the model predicts one number: the label holder did not use its labels, "
+            "and its log says which rule they break"
         )
 
 
 def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
-    """Return what is dealt, as arguments of a step; by a party in a round trip."""
+    """Return the dealer's randomness, as arguments of a step."""
     if roles.dealer is None:
         root = parties.checkpoint.token(SEED_BYTES)
         dealt = deal_all(roles.deal(parties.session), root, roles)
@@ -95,13 +95,13 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
 
 
 def secret(replies: Replies[Any], name: str) -> list[dict[int, Array]]:
-    """Return for each party what others have encrypted for it, by the sender."""
+    """Return for each party the values encrypted for it, by their sender."""
     sent: list[dict[int, Array]] = replies.secrets.get(name, [{}] * len(replies))
     return sent
 
 
 def passed_on(replies: Replies[Any], name: str) -> dict[int, Array]:
-    """Return for each party what others have sent to it under a name, or None."""
+    """Return for each party the values sent to it under a name, or None."""
     return each([sent or None for sent in secret(replies, name)])
 
 
@@ -111,7 +111,7 @@ def multiply(
     hidden: Replies[Any],
     joint: Replies[Any] | None = None,
 ) -> dict[int, Array]:
-    """Let the two parties compute; return the share for the first one, who opens it."""
+    """Let the two parties compute; return the share for the first, who opens it."""
     replies = parties.ask(
         party.multiply,
         openings=passed_on(hidden, "openings"),

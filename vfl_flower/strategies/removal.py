@@ -1,4 +1,4 @@
-"""The removal of a model whose parts lie at the parties."""
+"""The removal of a model whose local models are at the parties."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("vfl_flower")
 
 @settings
 class Removal(ModelTask):
-    """Remove what the parties keep of a model: parts, states and predictions.
+    """Remove the parties' data of a model: local models, states and predictions.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -37,14 +37,14 @@ class Removal(ModelTask):
     remove         whether anything of it is left         all of it
     =============  =====================================  ==========================
 
-    Parties may hold any rows and columns by now. One that has nothing of the model says
-    so, and the run can be repeated, such as when more parties are connected. What a
-    party's journal has of its answers stays.
+    The parties' rows and columns may have changed since. A party without data of the
+    model says so, and the run can be repeated, for instance when more parties are
+    connected. The answers in a party's journal remain.
 
     Raises
     ------
     PartyFailed
-        A file at a party has the name of the model's part, and is none, or cannot be
+        A file at a party has the name of the local model but is not one, or cannot be
         removed.
 
     Examples
@@ -67,7 +67,7 @@ class Removal(ModelTask):
         "parties": Metric("Parties", "Parties that were asked.", kind="count"),
         "removed": Metric(
             "Parties that had the model",
-            "Parties that had something of the model, and removed it.",
+            "Parties that stored data of the model, and removed them.",
             kind="count",
         ),
     }
@@ -76,27 +76,27 @@ class Removal(ModelTask):
     steps: ClassVar[Steps] = (party.find, party.remove)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Ask who has the model, then let all remove it."""
+        """Ask which parties have the model, then let all parties remove it."""
         removed = parties.ask(party.find, model=self.model_id).each("found")
         gone = parties.ask(party.remove, model=self.model_id)
         for j, info in enumerate(parties):
             if gone[j]["left"]:
-                raise parties.failure(j, party.remove, "something of the model is left")
-            what = "is removed" if removed[j] else "was not there"
+                raise parties.failure(j, party.remove, "data of the model are left")
+            what = "was removed" if removed[j] else "was not stored"
             log.info("%s: model %s %s", info.name, self.model_id, what)
         self.remove_at_server()
         counts = {"parties": len(parties), "removed": sum(removed)}
         return record_model(run, RemovedModel(self.model_id), counts)
 
     def remove_at_server(self) -> None:
-        """Remove what the server keeps to work with the model."""
+        """Remove the data of the model that the server stores."""
 
 
 @settings
 class MUFCRemoval(Removal):
     """Remove a clustering that can forget, and the server's state of it.
 
-    With it goes what the model has forgotten: the history and the tags of ids. See
+    The record of forgotten rows is removed too: the history and the tags of ids. See
     :class:`Removal`.
 
     Examples

@@ -1,8 +1,9 @@
 """Settings of a regression on a coreset, its iterative solvers and held-out errors.
 
 The server keeps the residual r on the rows of the coreset; each iteration is one round
-trip in which r goes out and sums over parties come back. The notation is that of
-``clients/coresets/linear.py``, and the objective that of ``numerics/linear.py``.
+trip in which the server sends r and receives sums over parties. See
+``clients/coresets/linear.py`` for the notation, ``numerics/linear.py`` for the
+objective.
 """
 
 from __future__ import annotations
@@ -123,15 +124,15 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
         return metrics_of(reply) | full
 
     def _tests(self, parties: Parties) -> bool:
-        """Return whether to evaluate the model on rows held out; warn where not."""
+        """Return whether to evaluate the model on held-out rows; warn if not."""
         rows, reason = self.n_test(parties), ""
         if rows < LEAST_ROWS:
-            reason = f"it must be of at least {LEAST_ROWS} rows, there are {rows}"
+            reason = f"it needs at least {LEAST_ROWS} held-out rows, got {rows}"
         elif len(parties) == 2 and not self.allow_two_parties:
             reason = (
-                "the label holder would learn the other party's part of each "
-                "prediction, unless allow_two_parties (in a run config "
-                "allow-two-parties=true) accepts that"
+                "the label holder would learn the other party's contribution to each "
+                "prediction; to accept that, set allow_two_parties (in a run config "
+                "allow-two-parties=true)"
             )
         if rows and reason:
             log.warning("there is no test_loss: %s", reason)
@@ -142,15 +143,15 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     ) -> tuple[list[Array], float, float, dict[str, Any]]:
         """Solve a weighted least squares problem with the rows at the parties.
 
-        "cg" takes accelerated proximal steps where the penalty has an l1 part; "saga"
-        is that of Defazio et al. (2014). `tol` bounds the gradient (cg), the step
+        "cg" takes accelerated proximal steps if the penalty has an l1 term; "saga"
+        follows Defazio et al. (2014). `tol` bounds the gradient (cg), the step
         (proximal) or the mean change of the residuals (saga), relative to the standard
         deviation of y (without an intercept: its root mean square).
 
-        Return the coefficients of each party and the intercept, in the unit of y; that
-        deviation on the rows, rounded up to a power of two; and metrics. Of these
-        ``converged`` is 1.0 or 0.0, and with saga says that the residuals have settled:
-        if columns lack rank, an l1 penalty may still move the coefficients.
+        Return the coefficients of each party and the intercept, in the unit of y; the
+        standard deviation of y on the rows, rounded up to a power of two; and metrics.
+        The metric ``converged`` is 1.0 or 0.0, and with saga says that the residuals
+        have settled: if columns lack rank, an l1 penalty may still move coefficients.
         """
         method: party.Method = "saga"
         if self.solver == "cg":
@@ -166,7 +167,7 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
         )
         holder = parties.label_holder
         if (scale := replies[holder].get("scale")) is None:
-            raise replies.failure(holder, "its reply lacks 'scale', that of the labels")
+            raise replies.failure(holder, "its reply lacks 'scale', the labels' scale")
         m = len(coreset.weights)
         m_residual, m_norms = (0, m) if method == "saga" else (m, 0)
         residual, norms = replies.sums["residual"], replies.sums["norms"]

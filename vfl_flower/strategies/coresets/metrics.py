@@ -1,4 +1,4 @@
-"""What the metrics of results on a coreset mean, in plain words."""
+"""Explanations of the metrics of results on a coreset, in plain words."""
 
 from __future__ import annotations
 
@@ -14,49 +14,48 @@ WEIGHT_SUM = Metric(
 REGRESSION: dict[str, Metric] = {
     **{n: MEASURES[n] for n in ("test_rows", "test_loss", "test_r2", "test_mae")},
     "train_loss": Metric(
-        "Mean squared error, rows of training",
+        "Mean squared error, training rows",
         "The same error on the rows that the model was trained on, weighted. These "
-        "rows differ between results: do not compare them by it.",
+        "rows differ between results: do not use it to compare results.",
         "lower",
     ),
     "full_train_loss": Metric(
-        "Mean squared error, all rows of training",
-        "The error on all rows for training, the drawn ones among them.",
+        "Mean squared error, all training rows",
+        "The error on all training rows, including the drawn rows.",
         "lower",
     ),
     "check_loss": Metric(
         "Mean squared error, second sample",
         "The error on a second sample of rows, drawn for this check alone, as an "
-        "estimate of that on all rows of training.",
+        "estimate of the error on all training rows.",
         "lower",
     ),
     "check_loss_error": Metric(
         "Standard error of the second sample",
-        "How far the estimate may be off by chance: it is within two of these, "
+        "How far the estimate may be off by chance: it is within two standard errors "
         "nineteen times in twenty.",
     ),
     "objective": Metric(
         "Objective",
-        "What training made as small as it could: the error on the rows of training "
-        "and the penalty.",
+        "What training minimises: the error on the training rows plus the penalty.",
         "lower",
     ),
     "weight_sum": WEIGHT_SUM,
     "sigma_min": Metric(
         "How little the parties' columns overlap",
-        "From 0 to 1. Near 1 no party's columns repeat what another's say; near 0 the "
+        "From 0 to 1. Near 1 no party's columns repeat another party's; near 0 the "
         "method gives no guarantee for its sample.",
         "higher",
     ),
     "sigma_min_x": Metric(
         "How little the parties' columns overlap, without the label",
         "From 0 to 1, as the solver estimates it. Near 1 no party's columns repeat "
-        "what another's say; near 0 the method gives no guarantee for its sample.",
+        "another party's; near 0 the method gives no guarantee for its sample.",
         "higher",
     ),
     "left_out": Metric(
         "Columns left out",
-        "Columns that point to single rows, and so are no part of the model.",
+        "Columns that identify single rows, and are therefore not in the model.",
         "lower",
         "count",
     ),
@@ -65,8 +64,8 @@ REGRESSION: dict[str, Metric] = {
         "Iterations", "Steps that the solver took: a round trip each.", kind="count"
     ),
     "remaining": Metric(
-        "What remains to be done",
-        "What the solver brings to 0: its gradient or its last change, as a share of "
+        "Distance from convergence",
+        "What the solver drives to 0: its gradient or its last change, as a share of "
         "the spread of the label.",
         "lower",
     ),
@@ -75,24 +74,24 @@ REGRESSION: dict[str, Metric] = {
 
 CLUSTERS: dict[str, Metric] = {
     "explained": EXPLAINED._replace(
-        text=f"{EXPLAINED.text} It is of the drawn rows, weighted, which differ "
-        "between results."
+        text=f"{EXPLAINED.text} It is computed on the drawn rows, weighted, "
+        "which differ between results."
     ),
     "cost": Metric(
         "Cost, drawn rows",
         "Mean squared distance of the drawn rows to their nearest centre, weighted. "
-        "These rows differ between results: do not compare them by it.",
+        "These rows differ between results: do not use it to compare results.",
         "lower",
     ),
     "full_cost": Metric(
-        "Cost, all rows of training",
-        "Mean squared distance of all rows of training to their nearest centre.",
+        "Cost, all training rows",
+        "Mean squared distance of all training rows to their nearest centre.",
         "lower",
     ),
     "check_cost": Metric(
         "Cost, second sample",
         "Mean squared distance to the nearest centre on a second sample, drawn for "
-        "this check alone: an estimate for all rows of training.",
+        "this check alone: an estimate for all training rows.",
         "lower",
     ),
     "check_cost_error": REGRESSION["check_loss_error"],
@@ -100,9 +99,9 @@ CLUSTERS: dict[str, Metric] = {
     "largest_cluster": LARGEST,
     "weight_sum": WEIGHT_SUM,
     "tau": Metric(
-        "How much one party's columns reveal of distances",
-        "At least 1. A small number says that one party's columns reveal which rows "
-        "are near each other; for large ones the method gives no guarantee.",
+        "How much one party's columns reveal about distances",
+        "At least 1. A small number means that one party's columns reveal which rows "
+        "are near each other; for a large number the method gives no guarantee.",
         "lower",
     ),
 }

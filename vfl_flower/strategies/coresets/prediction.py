@@ -18,7 +18,7 @@ from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.typing import Array
 
 _COMMON = ("kind", "outputs", "receiver", "parties")
-"""What all local models of a model have in common."""
+"""Values that are equal in all local models of a model."""
 
 _BOUND = 2.0**24
 """First guess of the largest addend; see :meth:`Parties.ask_exactly`."""
@@ -31,7 +31,7 @@ def keep_parts(
     intercept: float,
     receiver: int,
 ) -> str:
-    """Let all parties store their blocks, or none; return the model's id or ""."""
+    """Let all parties or none store their blocks; return the model's id or ""."""
     if not all(info.keeps for info in parties):
         return ""
     parties.ask(
@@ -65,10 +65,10 @@ class CoresetPrediction(RowPrediction):
     Raises
     ------
     FederationError
-        A party is in another place than in training, or does not take part.
+        A party has a different index than in training, or does not take part.
     PartyFailed
-        A party has no local model of this id, one that does not fit the rest, or other
-        columns than in training.
+        A party has no local model of this id, a local model that does not match the
+        other local models, or different columns than in training.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class CoresetPrediction(RowPrediction):
 
     @property
     def terms(self) -> Terms:
-        """Predictions; to evaluate, moments too: many errors reveal as much."""
+        """Predictions; for an evaluation moments too: many errors reveal as much."""
         needs: tuple[Kind, ...] = ("predictions", "moments")
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 
@@ -141,16 +141,16 @@ class CoresetEvaluation(CoresetPrediction):
     predictions: it reports their errors to the server, with standard errors, and the
     curves if all parties consent.
 
-    Of a regression the mean squared error, the mean absolute error and R^2 on the rows
-    with labels; of k-means ``test_loss``, the mean squared distance to the nearest
-    centre. See :class:`CoresetPrediction`.
+    A regression reports the mean squared error, the mean absolute error and R^2 on the
+    rows with labels; k-means reports ``test_loss``, the mean squared distance to the
+    nearest centre. See :class:`CoresetPrediction`.
 
     Notes
     -----
-    Curves reveal means over bins of predictions by a model that the server hands out,
-    which can be a column of any party: so all of them must consent.
+    Curves reveal means over bins of predictions by a model that the server sends, which
+    can be a column of any party: therefore all parties must consent.
 
-    A server that deviates can give the parties another model before each evaluation.
+    A malicious server can send the parties a different model before each evaluation.
     The errors of many models reveal the labels and rows, so the label holder counts
     each evaluation as ``moments`` against the limit of its consent. Parties answer for
     whole blocks of rows only, so nobody can ask for the error of a single row.

@@ -1,4 +1,4 @@
-"""Rows for a strategy: Algorithm 1 of the coreset paper, uniform, or all."""
+"""Rows for a strategy: by Algorithm 1 of the coreset paper, uniform, or all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MESSAGE_NUMBERS = 2**22
 
 @dataclass(frozen=True)
 class Coreset:
-    """Rows, their weights, and their values where they were pooled."""
+    """Rows, their weights, and their values if they were pooled."""
 
     rows: Array | None
     """S, with repeats, shape (m,); None: all training rows."""
@@ -49,18 +49,19 @@ class Coreset:
 
 
 AUTO_ROWS, AUTO_PER_COLUMN = 2000, 50
-"""Rows of a coreset of size "auto": at least, and for each column.
+"""Rows of a coreset of size "auto": the minimum, and the number for each column.
 
-With d of m rows as columns, the expected loss is about 1 + d / m of that of all rows.
+With d columns and m rows, the expected loss is about 1 + d / m times the loss with
+all rows.
 """
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a party needs to know to compute its scores."""
+    """Parameters with which a party computes its scores."""
 
     bound: float
-    """Largest score of a row at one party."""
+    """Maximum score of a row at one party."""
     intercept: bool | None = None
     """For regression: whether it has an intercept."""
     clustering: party.Clustering | None = None
@@ -69,7 +70,7 @@ class Scoring:
 
 @settings
 class CoresetStrategy(JudgedStrategy):
-    """What regression and k-means have in common: Algorithm 1 and the baselines."""
+    """Base of regression and k-means: Algorithm 1 and the baselines."""
 
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
@@ -108,7 +109,7 @@ class CoresetStrategy(JudgedStrategy):
 
     @property
     def pools(self) -> bool:
-        """Whether the values of the rows come to the server."""
+        """Whether the server receives the values of the rows."""
         return self.solver == "central"
 
     @property
@@ -123,7 +124,7 @@ class CoresetStrategy(JudgedStrategy):
 
     @property
     def variant(self) -> str:
-        """The sampling, which a report compares with the others."""
+        """The sampling, which a report compares with other samplings."""
         return self.sampling
 
     def baselines(self) -> dict[str, ProtocolStrategy]:
@@ -167,9 +168,9 @@ class CoresetStrategy(JudgedStrategy):
         if m >= n:
             anyway = ", and most come to the server anyway" if self.pools else ""
             run.warnings.append(
-                f"size is {m:,}, not below the {n:,} training rows: all of them "
-                "(sampling 'full', or size 'auto') take fewer round trips and have no "
-                f"error of sampling{anyway}"
+                f"size is {m:,}, not below {n:,}, the number of training rows: using "
+                "all of them (sampling 'full', or size 'auto') takes fewer round trips "
+                f"and has no sampling error{anyway}"
             )
         # Round 1, lines 2-4.
         replies = parties.ask(
@@ -230,7 +231,7 @@ class CoresetStrategy(JudgedStrategy):
     def _pool(
         self, parties: Parties, rows: Array | range
     ) -> tuple[list[Array], Array | None]:
-        """Ask for rows of all parties, or a range of the training rows; and labels."""
+        """Request rows, or a range of training rows, of all parties, and labels."""
         ends = (rows.start, rows.stop) if isinstance(rows, range) else (None, None)
         replies = parties.ask(
             party.pooled_rows,
@@ -248,7 +249,7 @@ class CoresetStrategy(JudgedStrategy):
         replies: Replies[party.Scores] | Replies[party.Pooled],
         count: int,
     ) -> tuple[list[Array], Array | None]:
-        """Return the rows in the replies, and their labels where needed."""
+        """Return the rows in the replies, and their labels if needed."""
         for j, X_j in enumerate(replies.each("X")):
             if len(X_j) != count:
                 raise replies.failure(j, f"its reply must have {count} rows")

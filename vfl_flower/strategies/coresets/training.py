@@ -79,8 +79,8 @@ class CoresetVRLR(LinearStrategy):
 
     With ``solver="gram"`` no row and no sum for a row of columns or labels leaves a
     party in the clear: the label holder learns the means and the sums of products of
-    all columns on the coreset, and the server the model. Who deals the correlated
-    randomness and works with one of the two parties that compute reads the columns.
+    all columns on the coreset, and the server the model. A dealer that colludes with
+    one of the two computing parties can read the columns.
 
     The metrics of the result: ``train_loss`` (mean squared error weighted on the
     coreset), ``objective``, ``weight_sum``, ``sigma_min`` (Assumption 4.1 on the
@@ -89,9 +89,10 @@ class CoresetVRLR(LinearStrategy):
     (R^2) on rows held out, ``full_train_loss`` and ``check_loss``. The solvers ``cg``
     and ``saga`` give ``converged``,
     ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
-    labels. ``gram`` gives ``left_out``, how many columns their parties have left out
-    because they point to single rows, after they have added up rare columns and moved
-    far rows towards the mean; with ``full`` sampling there is no ``sigma_min``.
+    labels. ``gram`` gives ``left_out``, the number of columns that the parties have
+    left out because these identify single rows, after the parties have added up rare
+    columns and moved far rows towards the mean; with ``full`` sampling there is no
+    ``sigma_min``.
 
     Examples
     --------
@@ -132,7 +133,7 @@ class CoresetVRLR(LinearStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Also coefficients unless rows are pooled, and what an evaluation needs."""
+        """Also coefficients unless rows are pooled, and the kinds of an evaluation."""
         kinds, less = {*super().terms.needs}, ""
         if self.solver == "gram" and self.sampling != "coreset":
             kinds = set()  # no number of a row leaves
@@ -150,13 +151,13 @@ class CoresetVRLR(LinearStrategy):
         return Terms(in_order(kinds), less=less, computing=computing)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the solver has converged, left nothing out, and is any use."""
+        """Warn of an early stop, of columns left out and of a useless model."""
         sentences = []
         if count := metrics.get("left_out"):
             sentences.append(
-                f"columns that the model leaves out: {count}; too few rows differ from "
-                "their most frequent value, one row stands out, or numbers are above "
-                "1e100; their party's log names them"
+                f"number of columns that the model leaves out: {count}; too few rows "
+                "differ from their most frequent value, one row stands out, or a "
+                "number is above 1e100; the log of their party names them"
             )
         if not metrics.get("converged", 1.0):
             sentences.append(
@@ -166,7 +167,7 @@ class CoresetVRLR(LinearStrategy):
         return sentences + super().shortfalls(metrics)
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add how parties take rows that stand out, if all are in this process."""
+        """Add how parties clip rows that stand out, if all are in this process."""
         assert isinstance(model, LinearModel)
         clips = {f"clip_{j}": m.remembered("clip") for j, m in enumerate(memories)}
         model.clips = {k: v for k, v in clips.items() if v is not None and len(v)}
@@ -217,7 +218,7 @@ class CoresetVRLR(LinearStrategy):
         return record_model(run, LinearModel(theta_j, intercept, model_id), metrics)
 
     def _check_size(self, parties: Parties, n: int) -> None:
-        """Raise before any row is drawn where there are too few for the columns."""
+        """Raise, before any row is drawn, if there are too few rows for the columns."""
         least = self.fewest_rows(sum(info.n_columns for info in parties))
         size = n if self.sampling == "full" else min(self.sample_size(parties, n), n)
         if size < least:
@@ -225,13 +226,12 @@ class CoresetVRLR(LinearStrategy):
             advice = (
                 f"set size to at least {least}"
                 if n >= least
-                else "leave out columns or take more rows"
+                else "leave out columns or use more rows"
             )
             raise FederationError(
-                f"size must be at least {least} with solver 'gram', "
-                f"{ROWS_PER_COLUMN} for each column ({held}, and the labels), got "
-                f"{size} of {n} rows to train on, since a Gram matrix of fewer rows "
-                f"reveals them: {advice}"
+                f"with solver 'gram' size must be at least {least} ({ROWS_PER_COLUMN} "
+                f"rows for each column: {held}, and the labels), got {size} of {n} "
+                f"training rows; a smaller Gram matrix would reveal rows: {advice}"
             )
 
     def fewest_rows(self, columns: int) -> int:
@@ -320,9 +320,8 @@ class CoresetVKMC(sampling.CoresetStrategy):
     (``standardize=true`` in the node config).
 
     With ``evaluate="full"`` the server learns how far each row is from each centre,
-    which says much of the row: it is refused with more centres than columns, where
-    the server could compute the rows. ``check_size`` shows it no more than ``central``
-    does.
+    which reveals much about the row: it is refused with more centres than columns, when
+    the server could compute the rows. ``check_size`` reveals no more than ``central``.
 
     Examples
     --------
@@ -383,7 +382,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Rows: local clusters say nearly what they are."""
+        """Rows, which local clusters nearly reveal."""
         kinds: set[Kind] = {*super().terms.needs, "rows"}
         if self.sampling != "coreset":
             kinds -= {"row-sums"}
@@ -401,8 +400,8 @@ class CoresetVKMC(sampling.CoresetStrategy):
         if self.evaluate == "full" and k > sum(widths):
             raise FederationError(
                 "evaluate='full' shows the server the distance of each row to each "
-                "centre, so n_clusters must be at most the number of columns, got "
-                f"{k} for {sum(widths)}: use check_size"
+                f"centre, so n_clusters must be at most {sum(widths)}, the number of "
+                f"columns, got {k}: use check_size"
             )
         run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())
         clustering = party.Clustering(k, self.local_clustering, self.approximation)
@@ -457,7 +456,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
 
 
 def _local_labels(replies: Replies[party.LocalClusters], m: int) -> list[Array]:
-    """Return the clusters of m rows at each party, all with a centre."""
+    """Return the clusters of m rows at each party; each cluster has a centre."""
     for j, reply in enumerate(replies):
         if len(reply["labels"]) != m:
             raise replies.failure(j, f"its reply must have the clusters of {m} rows")

@@ -30,16 +30,16 @@ Bits = CircleBits | Literal["auto"]
 """The setting: "auto" is 8 where rows come in batches, and otherwise 16."""
 
 Topology = Literal["star", "ring", "tree"]
-"""How sums travel: to the server, along a chain of parties, or along a tree of them."""
+"""How sums travel: to the server, along a chain of parties, or along a tree."""
 
 _SCORE_BOUND = 2.0**16
-"""Largest score of a row that label holders may add up, relative to their largest
+"""Maximum score of a row that label holders may add up, relative to their largest
 label."""
 
 _REAL = Sum(bound=2.0**60, group="plain")
 
 SummedAngles = dict[int, state.SummedRows]
-"""Rows with their summed angles, for each label holder, which alone can open them."""
+"""Rows with their summed angles, for each label holder; only it can open them."""
 
 
 class OverlappedMessage(NamedTuple):
@@ -48,40 +48,40 @@ class OverlappedMessage(NamedTuple):
     request: state.AngleRequest | None  # the angles to give
     sums: dict[str, Sum]  # over the replies
     at: state.SummedRows  # rows to score
-    done: dict[int, state.ScoredRows]  # rows whose scores have come, by receiver
-    size: int  # for how many rows to send addends of the scores; 0: none
+    done: dict[int, state.ScoredRows]  # rows whose scores have arrived, by receiver
+    size: int  # number of rows for which to send addends of the scores
     last: bool
-    learn: bool  # whether a label holder has all of the scores of some rows
+    learn: bool  # whether a label holder has complete scores of some rows
 
 
 @dataclass(frozen=True)
 class Angles:
-    """How the angles of rows come to the label holders (Algorithm 3)."""
+    """How the label holders receive the angles of rows (Algorithm 3)."""
 
     parties: Parties
     holders: list[int]
-    """Those of them that hold labels."""
+    """Indices of the parties that hold labels."""
     bits: state.Bits
     """Bits of an angle and of the circle for sums; 64: real turns without masks."""
     topology: Topology = "star"
     phase_parties: tuple[int, ...] = ()
     """With shared features, whose phases a second tree removes as in the paper: for
-    each label holder the party whose phase stays. Otherwise empty."""
+    each label holder the party whose phase remains. Otherwise empty."""
     scale: float = 1.0
-    """Size of the labels, if several label holders add up their scores."""
+    """Scale of the labels, if several label holders add up their scores."""
 
     @property
     def star(self) -> bool:
-        """Whether angles ride on the messages of other steps."""
+        """Whether angles are sent with the messages of other steps."""
         return self.topology == "star"
 
     @property
     def alone(self) -> bool:
-        """Whether there is one label holder, which then has all of the scores."""
+        """Whether there is only one label holder, which then has complete scores."""
         return len(self.holders) == 1
 
     def sums(self) -> dict[str, Sum]:
-        """Return the sums of angles that a star asks for, one for each label holder."""
+        """Return the sums of angles to request in a star, one for each label holder."""
         return {f"angles_{j}": Sum(1.0, self._group, to=j) for j in self.holders}
 
     def scores(self, holder: int) -> dict[str, Sum]:
@@ -91,13 +91,13 @@ class Angles:
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Ask all parties for a step; FederationError if a score is too large."""
+        """Request a step of all parties; FederationError if a score is too large."""
         replies = self.parties.ask(question, *args, **values)
         if replies.clipped:
             raise FederationError(
-                f"scores must be below {_SCORE_BOUND * self.scale:g} in size for the "
-                f"sum of several label holders, {replies.clipped} are not: the steps "
-                "are too large, or the labels far apart"
+                f"absolute scores must be below {_SCORE_BOUND * self.scale:g} so that "
+                f"label holders can add them up, but {replies.clipped} are not: the "
+                "steps are too large, or the labels too far apart"
             )
         return replies
 
@@ -112,7 +112,7 @@ class Angles:
     def relay(
         self, request: state.AngleRequest, setup: state.Setup | None = None
     ) -> SummedAngles:
-        """Let angles to train on travel from party to party, along T1 and T2."""
+        """Send training angles from party to party, along T1 and T2."""
         sealed = self.parties.relay_sums(
             angle_sums.angles, self._trees(), request=request, setup=setup
         )
@@ -149,10 +149,11 @@ class Angles:
         relay: Callable[[state.AngleRequest], SummedAngles],
         ask: Callable[[OverlappedMessage], Replies[R]],
     ) -> Replies[R]:
-        """Let `receivers` get the scores of the rows of `requests`; the last replies.
+        """Send `receivers` the scores of the requested rows; return the last replies.
 
-        In a star a message asks for angles, and for the scores of the request before,
-        and brings those of the one before that. Otherwise `relay` sends angles first.
+        In a star a message requests angles and the scores of the previous request, and
+        delivers the scores of the request before it. Otherwise `relay` sends angles
+        first.
         """
         pending: SummedAngles = {}
         done: dict[int, state.ScoredRows] = {}
@@ -219,7 +220,7 @@ class Angles:
 def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Array]:
     """Cut rows into ceil(bytes of their angles / block) pieces of nearly equal size.
 
-    So a piece has at most one row more than the block holds.
+    A piece has at most one row more than the block holds.
     """
     check_block(M, bits, block_bytes)
     size = len(rows) * M * bits // 8
@@ -231,14 +232,14 @@ def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
     least = rows * M * bits // 8
     if block_bytes < least:
         raise FederationError(
-            f"block_bytes must hold {'one row' if rows == 1 else f'{rows} rows'} of "
-            f"{M} features, {least} bytes, got {block_bytes}"
+            f"block_bytes must be at least {least}, to hold {rows} "
+            f"row{'s' * (rows > 1)} of {M} features, got {block_bytes}"
         )
 
 
 @settings
 class AngleStrategy(ProtocolStrategy):
-    """Settings of all tasks in which angles come to the label holders."""
+    """Settings of all tasks in which label holders receive angles."""
 
     _: KW_ONLY
     bits: Bits = "auto"
@@ -259,7 +260,7 @@ class AngleStrategy(ProtocolStrategy):
     that was trained with "paper" predicts with it, and no other model may."""
 
     auto_bits: ClassVar[CircleBits] = 16
-    """What the setting `bits` stands for by default."""
+    """Number of bits that the default of the setting `bits` means."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -271,12 +272,12 @@ class AngleStrategy(ProtocolStrategy):
             if self.topology == "star":
                 raise ValueError(
                     "topology must be 'ring' or 'tree' with angle_masking 'paper', "
-                    "whose phases travel along two different trees, got 'star'"
+                    "because phases travel along two different trees, got 'star'"
                 )
 
     @property
     def angle_bits(self) -> state.Bits:
-        """The bits of an angle that the setting stands for."""
+        """Number of bits of an angle that the setting means."""
         if self.masking == "plain" or self.angle_masking == "paper":
             return 64
         return self.auto_bits if self.bits == "auto" else self.bits
@@ -288,7 +289,7 @@ class AngleStrategy(ProtocolStrategy):
         phase_parties: Sequence[int],
         scale: float = 1.0,
     ) -> Angles:
-        """Return how angles come to these label holders; see :class:`Angles`."""
+        """Return how these label holders receive angles; see :class:`Angles`."""
         return Angles(
             parties,
             holders,

@@ -1,4 +1,4 @@
-"""What the two kinds of kernel learning from summed angles have in common."""
+"""Base of the two kinds of kernel learning from summed angles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_FEATURES = 2048
-"""Most features to spend the budget on: the time to fit grows with their cube."""
+"""Maximum number of features by default: the time to fit grows with its cube."""
 
 
 @settings
@@ -83,12 +83,12 @@ class KernelLearning(AngleStrategy, PartedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Angles; and with rows held out the curves."""
+        """Angles; with held-out rows also the curves."""
         return Terms(("angles",), ("curves",) if self.test_fraction else ())
 
     @property
     def enough_rows(self) -> int | None:
-        """Where training and test use up the budget."""
+        """Number of rows with which training and test use up the budget."""
         products = 8 * self.budget // self.angle_bits
         M = self._first_features(products)
         train = self.rows or max(1, products // M)
@@ -99,17 +99,17 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         return enough
 
     def scaled(self, share: float) -> Self:
-        """Scale the blocks, down to the least that a run takes."""
+        """Scale the blocks, down to the minimum size that a run accepts."""
         least = (self.features or MOST_FEATURES) * self.angle_bits // 8
         block_bytes = max(least, round(share * self.block_bytes))
         return self.replace(block_bytes=min(block_bytes, self.block_bytes))
 
     def _first_features(self, products: int) -> int:
-        """Return M for a budget in angles where there are rows enough."""
+        """Return M for a budget in angles, if there are enough rows."""
         return self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
 
     def _split(self, parties: Parties, run: Run) -> tuple[Array, Array]:
-        """Return the rows to train on and those held out; first check the parties."""
+        """Check the parties; return the training rows and the held-out rows."""
         name = type(self).__name__
         parties.refuse_two(name, self.allow_two_parties)
         self._warn(parties)
@@ -127,12 +127,12 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         """Warn where the label holder learns more than linearly mixed columns."""
         if self.seed is not None:
             log.warning(
-                "the run has a seed: who knows it knows the features of all parties"
+                "the run has a seed: whoever knows it knows all parties' features"
             )
         if self.kernel == "laplacian":
             log.warning(
-                "the angles of the laplacian kernel give the label holder the other "
-                "parties' columns one by one"
+                "the angles of the laplacian kernel reveal the other parties' columns "
+                "to the label holder one by one"
             )
         for holder in parties.label_holders:
             n_columns = sum(p.n_columns for j, p in enumerate(parties) if j != holder)
@@ -144,15 +144,15 @@ class KernelLearning(AngleStrategy, PartedStrategy):
                 )
 
     def _warn_of_rows(self, run: Run, used: int, available: int) -> None:
-        """Add a warning where rows are left out and no setting asks for it."""
+        """Add a warning if rows are left out although no setting requests it."""
         if not self.rows:
-            larger = "a larger budget, or fewer features, takes more"
+            larger = "to use more, raise budget or lower features"
             run.warnings += left_out("to train on", used, available, larger)
 
     def _bandwidth(self, parties: Parties, rows: Array | None = None) -> float:
         """Return the bandwidth: as given, or from the median distance between `rows`.
 
-        If the angles of `rows` are asked for too, no other row is shared.
+        If the angles of `rows` are requested too, no other row is shared.
         """
         if not isinstance(self.bandwidth, str):
             return self.bandwidth
@@ -194,13 +194,13 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         return self.angles(parties, setup.holders, kept)
 
     def _check_learned(self, replies: Replies[Any], j: int, *names: str) -> None:
-        """Raise unless label holder j gives these values and as many columns as fit."""
+        """Raise unless label holder j sends these values and valid `columns`."""
         for name in ("columns", *names):
             if name not in replies[j]:
                 raise replies.failure(j, f"its reply lacks {name!r}")
         columns = replies[j]["columns"]
         if (columns > 1) != (self.target == "multiclass"):
-            reason = f"its reply must have columns of {self.target!r}, got {columns}"
+            reason = f"its reply must fit {self.target!r}, got {columns} columns"
             raise replies.failure(j, reason)
 
     def _finish(
@@ -212,13 +212,13 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         columns: int,
         metrics: Mapping[str, Any],
     ) -> ArrayRecord:
-        """Measure the error on the rows held out, and record the model."""
+        """Measure the error on the held-out rows, and record the model."""
         M = model.n_features
         metrics = {**metrics, "features": M, "bandwidth": model.bandwidth}
         if len(test):
             most = max(1, self.budget // 4 // (M * self.angle_bits // 8))
             order = run.rng("test rows").permutation(len(test))
-            larger = "a larger budget takes more"
+            larger = "to use more, raise budget"
             run.warnings += left_out("to test", most, len(test), larger)
             rows = np.sort(test[order[:most]]).astype(np.uint32)
             parties, receiver = angles.parties, angles.holders[0]

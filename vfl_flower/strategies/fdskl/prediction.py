@@ -1,4 +1,4 @@
-"""Predictions for new rows by a model whose parts lie at the parties."""
+"""Predictions for new rows by the parties' local models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vfl_flower.strategies.fdskl.angles import AngleStrategy
 from vfl_flower.strategies.later import RowPrediction, check_places
 
 _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
-"""What is the same in all parts of a model."""
+"""Values that are equal in all local models of a model."""
 
 
 @settings
 class FDSKLPrediction(AngleStrategy, RowPrediction):
-    """Predictions for new rows by a model whose parts stay with the parties.
+    """Predictions for new rows by local models, which stay at the parties.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -44,10 +44,10 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
     Raises
     ------
     FederationError
-        A party is in another place than in training, or does not take part.
+        A party has a different index than in training, or does not take part.
     PartyFailed
-        A party has no part of this model, a part that does not fit the others, or other
-        columns than in training.
+        A party has no local model, a local model that does not match the other local
+        models, or different columns than in training.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
         return replace(super().terms, needs=("angles",))
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Check the parts, then predict all rows in blocks."""
+        """Check the local models, then predict all rows in blocks."""
         parties.refuse_two("FDSKL", self.allow_two_parties)
         replies = parties.ask(prediction.part)
         self._check_parts(parties, replies)
@@ -105,24 +105,24 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
     def _check_parts(
         self, parties: Parties, replies: Replies[prediction.KernelPartInfo]
     ) -> None:
-        """Raise unless these are all the parts of one model, each in its place."""
+        """Raise unless these are all local models of one model, each in its place."""
         check_places(parties, replies, _COMMON)
         first = replies[0]
         holders, phase_parties = first["holders"], first["kept"]
         everyone = set(range(len(parties)))
         if len(set(holders) & everyone) < len(holders):
-            reason = "its part must name label holders of the run, each once"
+            reason = "its local model must name distinct label holders of the run"
             raise parties.failure(0, prediction.part, reason)
         if len(phase_parties) not in (0, len(holders)) or any(
             k == j or k not in everyone
             for k, j in zip(phase_parties, holders, strict=False)
         ):
-            reason = "its part must name another party for each label holder"
+            reason = "for each label holder it must name a different party"
             raise parties.failure(0, prediction.part, reason)
         columns = replies[holders[0]]["columns"]
         for j in holders:
             if not columns or replies[j]["columns"] != columns:
-                reason = "its part must have the coefficients of a label holder"
+                reason = "its local model must have a label holder's coefficients"
                 raise parties.failure(j, prediction.part, reason)
         if bool(phase_parties) != (self.angle_masking == "paper"):
             trained = "paper" if phase_parties else "circle"
@@ -134,12 +134,12 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
 
 @settings
 class FDSKLEvaluation(FDSKLPrediction):
-    """What a model whose parts stay with the parties is worth on new rows.
+    """Errors of a model on new rows, by local models that stay at the parties.
 
     The same messages as :class:`FDSKLPrediction`. The first label holder of training
-    has the labels of the new rows, of at least 20, and writes no predictions: it
-    reports to the server their error and the other metrics of the rows held out in
-    training, and the curves if it consents, once a session.
+    has the labels of at least 20 new rows, and writes no predictions: it reports their
+    error to the server, with the other metrics that training reports for held-out rows,
+    and the curves if it consents, once a session.
 
     Examples
     --------

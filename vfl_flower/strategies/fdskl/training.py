@@ -34,10 +34,10 @@ from vfl_flower.strategies.fdskl.learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array
 
 IMPLICIT_FEATURES = 1500
-"""Most features with implicit steps: half of the bytes of the direct solution."""
+"""Maximum number of features with implicit steps, at half the direct form's bytes."""
 
 PUBLISHED_STEPS = 32
-"""Iterations of the published update for each label holder."""
+"""Number of iterations of the published update for each label holder."""
 
 
 @settings
@@ -65,21 +65,21 @@ class FDSKL(KernelLearning):
 
     From the summed angles the label holder also learns the other parties' columns of
     these rows up to a linear map that it does not know, nearly a rotation. With several
-    label holders each learns f(x) of the rows that it picks, so with exactly two the
-    other's part of it; all parties learn the picked rows and the largest scale.
+    label holders, each learns f(x) of the rows that it picks, so with exactly two also
+    the other's contribution; all parties learn the picked rows and the largest scale.
 
     Notes
     -----
     Differs from [1], also as :meth:`paper`, in: 1. an intercept; 2. the party whose
-    phase stays with ``angle_masking="paper"`` is picked once for each label holder, not
-    at each call: a feature whose phase changes is another one. By default also in: 3.
-    ``angle_masking="circle"``, with private features; 4. blocks of instances and
+    phase remains with ``angle_masking="paper"`` is picked once for each label holder,
+    not at each call: with a new phase it would be a different feature. By default also
+    in: 3. ``angle_masking="circle"``, with private features; 4. blocks of instances and
     features; 5. ``step="implicit"``.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
     experiments only.
 
-    ``result.model`` predicts where all parts are in one process (``simulate``).
+    ``result.model`` predicts if all parties are in one process (``simulate``).
     Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
 
     Examples
@@ -141,17 +141,17 @@ class FDSKL(KernelLearning):
 
     @property
     def terms(self) -> Terms:
-        """Also predictions, for several label holders."""
+        """With several label holders also predictions."""
         terms = super().terms
         return replace(terms, wants=("predictions", *terms.wants))
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Choose a bandwidth, train, and measure the error on the rows held out."""
+        """Choose a bandwidth, train, and measure the error on the held-out rows."""
         holders = [parties[j] for j in parties.label_holders]
         if len(holders) > 1 and self.target == "multiclass":
             raise FederationError(
-                "target 'multiclass' needs one label holder, since each would have its "
-                f"own classes: got {', '.join(info.name for info in holders)}"
+                "target 'multiclass' needs a single label holder (classes may differ), "
+                f"got {', '.join(info.name for info in holders)}"
             )
         lacking = [p.name for p in parties if "predictions" not in p.lets]
         if len(holders) > 1 and lacking:
@@ -163,8 +163,8 @@ class FDSKL(KernelLearning):
         n = len(train)
         if self.regularization == "auto" and _number(self.step, 0.0) > n:
             raise FederationError(
-                f"step must be at most the {n} rows to train on with regularization "
-                f"'auto' (Theorem 4), got {self.step}"
+                f"with regularization 'auto' step must be at most {n}, the number of "
+                f"training rows (Theorem 4), got {self.step}"
             )
         share = n / parties.n_rows
         known = [round(share * info.n_labels) for info in holders]
@@ -206,13 +206,13 @@ class FDSKL(KernelLearning):
         m = self.rows or min(known, products // self._first_features(products))
         if implicit and m > known:
             raise FederationError(
-                f"rows must be at most the {known} labels to train on, got {m}"
+                f"rows must be at most {known}, the number of training labels, got {m}"
             )
         most = self.features or (IMPLICIT_FEATURES if implicit else MOST_FEATURES)
         if not L <= T <= most:
             raise FederationError(
-                f"iterations must be at least {L}, one for each party with labels, "
-                f"and at most the {most} features, got {T}"
+                f"iterations must be at least {L}, one for each party with labels, and "
+                f"at most {most}, the number of features, got {T}"
             )
         batches = [1] * T
         for j, count in enumerate(labels):
@@ -232,9 +232,9 @@ class FDSKL(KernelLearning):
         block = most // T
         if not block or self._area(batches) * block > products:
             raise FederationError(
-                f"features must be at least the {T} iterations, and budget must pay "
-                f"for the angles of {sum(batches)} rows with them, got {most} features "
-                f"and {self.budget}"
+                f"features must be at least {T}, the number of iterations, and budget "
+                f"must cover their angles for {sum(batches)} rows, got {most} features "
+                f"and budget {self.budget}"
             )
         for t, rows in enumerate(batches):
             check_block((t + 1) * block, self.angle_bits, self.block_bytes, rows)
@@ -242,7 +242,7 @@ class FDSKL(KernelLearning):
 
     @staticmethod
     def _area(batches: list[int]) -> int:
-        """Return how many angles a run sends if each iteration adds one feature."""
+        """Return the number of angles of a run, for one new feature per iteration."""
         return sum(rows * (t + 1) for t, rows in enumerate(batches))
 
     def _train(
@@ -348,16 +348,16 @@ class FDSKLDirect(KernelLearning):
             check_unused(self, ["class_weight"], "target 'continuous'")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Choose a bandwidth, solve, and measure the error on the rows held out."""
+        """Choose a bandwidth, solve, and measure the error on the held-out rows."""
         holders = [parties[j] for j in parties.label_holders]
         known = [f"{info.name!r} with {info.n_labels}" for info in holders]
         if [info.n_labels for info in holders] != [parties.n_rows]:
             raise FederationError(
                 f"FDSKLDirect needs one party with the labels of all {parties.n_rows} "
-                f"rows, got {', '.join(known)}: FDSKL takes several"
+                f"rows, got {', '.join(known)}: FDSKL accepts several"
             )
         train, test = self._split(parties, run)
-        least = min(LEAST_ROWS, parties.n_rows // 2)  # a party insists on it
+        least = min(LEAST_ROWS, parties.n_rows // 2)  # parties refuse fewer
         if 0 < self.rows < least:
             raise FederationError(
                 f"rows must be 0 or at least {least} of {parties.n_rows} rows, got "
@@ -393,10 +393,10 @@ class FDSKLDirect(KernelLearning):
         return self._finish(model, angles, test, run, solution["columns"], metrics)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the solver has converged, and whether the model is any use."""
+        """Warn if the solver did not converge, or if the model is useless."""
         reason = (
-            "the label holder's solver did not converge, or the labels of the rows to "
-            "train on are equal: the model is not the optimum"
+            "the label holder's solver did not converge, or all training labels are "
+            "equal: the model is not the optimum"
         )
         converged = metrics.get("converged", 1.0)
         return [*([] if converged else [reason]), *super().shortfalls(metrics)]
@@ -422,15 +422,15 @@ class FDSKLDirect(KernelLearning):
         m = self.rows or min(n, products // M)
         if m > n:
             raise FederationError(
-                f"rows must be at most the {n} rows to train on, got {m}"
+                f"rows must be at most {n}, the number of training rows, got {m}"
             )
         if not self.features:
             M = max(1, min(MOST_FEATURES, products // max(m, 1)))
         least = self.rows or min(n, LEAST_ROWS)
         if m < least or m * M > products:
             raise FederationError(
-                f"budget must pay for the angles of {least} rows with {M} features, "
-                f"{least * M * size} bytes, got {self.budget}"
+                f"budget must be at least {least * M * size} bytes, for the angles of "
+                f"{least} rows with {M} features, got {self.budget}"
             )
         rows = run.rng("rows").choice(train, size=m, replace=False, shuffle=False)
         return np.sort(rows), M

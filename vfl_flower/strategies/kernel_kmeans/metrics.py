@@ -1,4 +1,4 @@
-"""What the metrics of kernel k-means mean, in plain words."""
+"""Explanations of the metrics of kernel k-means, in plain words."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from vfl_flower.strategies import evaluation
 
 KERNEL_CLUSTERS: dict[str, Metric] = {
     "explained": evaluation.EXPLAINED._replace(
-        text=f"{evaluation.EXPLAINED.text} Here the kernel measures the spread: it "
-        "counts as near what is alike, whatever the shape of a cluster."
+        text=f"{evaluation.EXPLAINED.text} Here the kernel measures the spread: "
+        "similar rows count as near, whatever the shape of a cluster."
     ),
     "inertia": Metric(
         "Inertia",
         "Sum of the squared distances, by the kernel, of all rows to their centres: "
-        "what clustering makes as small as it can.",
+        "clustering minimises this sum.",
         "lower",
     ),
     "smallest_cluster": evaluation.SMALLEST,
     "largest_cluster": evaluation.LARGEST,
     "moved": Metric(
         "How far the last iteration moved",
-        "How much the learned subspace turned in an iteration, from 0 up. Near 0 it is "
-        "at rest, and more iterations would change little.",
+        "How much the learned subspace turned in an iteration; 0 is the minimum. Near "
+        "0 it has settled, and more iterations would change little.",
         "lower",
     ),
     "iterations": Metric(
@@ -47,13 +47,13 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
     ),
     "gamma": Metric(
         "Gamma",
-        "How fast likeness falls with distance: with a large gamma only near rows are "
-        "alike.",
+        "How fast similarity falls with distance: with a large gamma only near rows "
+        "are similar.",
     ),
     "small_share": Metric(
         "Rows in small clusters",
-        "Share of the rows in clusters that are too small to send a sum of their rows, "
-        "which protects these rows: their centres stay where they are.",
+        "Share of the rows in clusters too small to send a sum of their rows, which "
+        "protects these rows: the centres of such clusters do not move.",
         "lower",
         "share",
     ),

@@ -1,4 +1,4 @@
-"""The clusters of new rows by a trained model, of which each party has a map."""
+"""The clusters of new rows by a trained model; each party has its map."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class FKKMeansPrediction(LaterTask):
     predict        nothing                                nothing
     =============  =====================================  ==========================
 
-    For models of split rows, trained with ``cem``, of which each party has a whole map
-    from rows to clusters. Each writes those of its new rows to a file in its
-    ``state-dir``; some parties of training are enough.
+    For models of split rows, trained with ``cem``: each party has a complete map from
+    rows to clusters, and writes the clusters of its new rows to a file in its
+    ``state-dir``. Not all parties of training need to take part.
 
     Raises
     ------
     PartyFailed
-        A party has no part of this model, one without a map, or other columns than in
-        training.
+        A party has no local model, a local model without a map, or different columns
+        than in training.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class FKKMeansPrediction(LaterTask):
         return record_model(run, UsedModel(self.model_id), self.ask(parties))
 
     def ask(self, parties: Parties) -> dict[str, Any]:
-        """Let the parties label their rows; return metrics."""
+        """Have the parties label their rows; return metrics."""
         parties.ask(party.predict)
         log_clusters(parties, self.model_id)
         return {"rows": parties.n_rows}
@@ -106,7 +106,7 @@ class FKKMeansEvaluation(FKKMeansPrediction):
 
     @property
     def terms(self) -> Terms:
-        """The cost, as in training."""
+        """The cost of the rows, as in training."""
         return Terms(("row-sums",))
 
     def ask(self, parties: Parties) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Settings of kernel k-means, and what precedes its iterations: gamma, scaling, a seed.
+"""Settings of kernel k-means, and its first messages: gamma, scaling and seed.
 
-Also the checks of sums over the parties, where nobody can say whose part is wrong.
+Also the checks of sums over the parties, which cannot show which party is at fault.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_ROWS_WITHOUT_CEM = 2**24
-"""Most rows of all parties without the communication mechanism: the server then holds
-vectors of that length."""
+"""Maximum number of rows without the communication mechanism: the server then holds
+vectors of this length."""
 
 
 class FirstMessage(NamedTuple):
-    """What the first message of the first iteration brings, and no other message."""
+    """Values that only the first message of the first iteration carries."""
 
     setup: party.Setup
-    """Which features to draw."""
+    """The kind of features to draw."""
     seed: bytes
     """Their seed, encrypted for each party but the first."""
 
@@ -55,7 +55,7 @@ class FirstMessage(NamedTuple):
 def decomposed(
     parties: Parties, step: Step[..., Any], space: Subspace
 ) -> Iterator[None]:
-    """Learn a subspace from a sum of finite numbers, or name the parties."""
+    """Name the parties in an error about a sum from which a subspace is learned."""
     try:
         with np.errstate(all="ignore"):
             yield
@@ -151,7 +151,7 @@ class KernelClustering(JudgedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Row sums, and of a coreset embedded rows."""
+        """Row sums; with a coreset also embedded rows."""
         if self._sums:
             return Terms(("row-sums",))
         less = "With clustering='sums' it needs row-sums alone"
@@ -164,21 +164,21 @@ class KernelClustering(JudgedStrategy):
 
     @property
     def least_parties(self) -> int:
-        """Without masks one party is enough."""
+        """Minimum number of parties: 1 without masks, otherwise 2."""
         return 1 if self.masking == "plain" else 2
 
     def check_sizes(self, parties: Parties) -> None:
-        """Raise ``FederationError`` where the parties do not fit the settings."""
+        """Raise ``FederationError`` if the parties do not fit the settings."""
         N = parties.n_rows
         if self.n_clusters > N:
             raise FederationError(
-                f"n_clusters must be at most the {N} rows of all parties, got "
-                f"{self.n_clusters}"
+                f"n_clusters must be at most {N}, the number of rows of all parties, "
+                f"got {self.n_clusters}"
             )
         if self._sums and N < LEAST_ROWS:
             raise FederationError(
-                f"clustering 'sums' needs at least {LEAST_ROWS} rows of all parties, "
-                f"got {N}"
+                f"clustering 'sums' needs at least {LEAST_ROWS} rows at all parties "
+                f"together, got {N}"
             )
         if self.clustering == "coreset" and self.coreset_size < len(parties):
             raise FederationError(
@@ -191,10 +191,10 @@ class KernelClustering(JudgedStrategy):
             )
 
     def begin(self, parties: Parties, space: Subspace) -> FirstMessage:
-        """Ask for the sums that gamma and the scaling need, and for the seed.
+        """Request the sums for gamma and the scaling, and the seed.
 
-        Raises FederationError if the columns do not vary, or not in a range that the
-        kernel can use.
+        Raises FederationError if the columns do not vary, or vary outside the range
+        that the kernel can use.
         """
         N = parties.n_rows
         kernel, gamma, standardize = self.kernel, self.gamma, self.standardize
@@ -218,7 +218,7 @@ class KernelClustering(JudgedStrategy):
             deviation = np.sqrt(variances(N, sum_x, squares, shift))
             if left_out := np.flatnonzero(deviation == 0).tolist():
                 log.info(  # no warning: a constant column changes no distance
-                    "these columns take no part, since they are constant or vary too "
+                    "these columns are ignored, because they are constant or vary too "
                     "little: %s (0 is the first column of the first party's data, "
                     "without ids and labels)",
                     ", ".join(map(str, left_out[:20])),
@@ -246,10 +246,10 @@ def _ask_sums(
     squares: party.Squares,
     shift: Array | float | None = None,
 ) -> tuple[bytes, Array, Array, Array | None]:
-    """Return the seed for each party, the sums asked for, or zeros, and the fill.
+    """Return the seed for each party, the requested sums (or zeros), and the fill.
 
-    Where values are missing, these are the sums after they became the mean of their
-    column, which is the fill.
+    If values are missing, the sums are those after each missing value was replaced by
+    the mean of its column, which is the fill.
     """
     names = {"sum_x": means, "sum_squares": bool(squares)}
     wanted: dict[str, float] = {name: LIMB for name, used in names.items() if used}
@@ -269,7 +269,7 @@ def _ask_sums(
     sealed = replies.secrets.get("seed", [None])
     if len(sealed) != len(parties) or sealed[0] is not None:
         sender = sealed.index(None) if len(sealed) == len(parties) else 0
-        reason = "the first party, and it alone, must draw the seed of the features"
+        reason = "only the first party must draw the seed of the features"
         raise parties.failure(sender, party.begin, reason)
     sum_x, sum_squares = (join_limbs(limbs) for limbs in sums.values())
     if (sum_squares < 0).any():
@@ -296,7 +296,7 @@ def _auto_gamma(
         raise FederationError(str(error)) from None
     if squares.sum() < 2.0**-50:  # the digits of a sum end at 2^-80
         raise FederationError(
-            "gamma 'auto' needs columns whose squares add up to 1e-15 at least: scale "
+            "gamma 'auto' needs columns whose squares add up to at least 1e-15: scale "
             "the columns"
         )
     return gamma

@@ -48,15 +48,15 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 Embedding = tuple[Array | None, Array | None]
-"""R of the last iteration, or without the communication mechanism H."""
+"""R of the last iteration; without the communication mechanism H."""
 
 LARGEST_SQUARE = 2.0
 """Largest square of a random feature, sqrt(2) cos(omega^T x + b)."""
 
 MOVING = 1.0
-"""How far the subspace moves in the last iteration from which on a run warns of it. On
-six sets, with 2 to 40 iterations, the inertia was 6 % above that of 160 iterations
-where it moved so far, and 3 % where it moved less, as in 22 of 24 runs with 20."""
+"""A run warns if the subspace moves at least so far in the last iteration. On six sets,
+with 2 to 40 iterations, the inertia was then 6 % above the inertia of 160 iterations,
+and 3 % above it where the subspace moved less, as in 22 of 24 runs with 20."""
 
 
 @settings
@@ -103,8 +103,8 @@ class FKKMeans(setup.KernelClustering):
     early stop; 6. k-means on sums (``numerics/summed_kmeans.py``), and the coreset
     (``numerics/distributed_kmeans.py``); 7. a map for new rows.
 
-    Who knows the seed of the run knows the features. With ``masking="plain"`` one party
-    is enough.
+    Whoever knows the seed of the run knows the features. With ``masking="plain"`` one
+    party is enough.
 
     Examples
     --------
@@ -150,8 +150,8 @@ class FKKMeans(setup.KernelClustering):
         if self.seed is not None:  # a warning, since none of the defaults gives one
             what = "can compute the rows of the sample"
             if self._sums:
-                what = "knows the features, and by which coins rows are in sums"
-            log.warning("the run has a seed: who knows it %s", what)
+                what = "knows the features, and which rows are in each sum"
+            log.warning("the run has a seed: whoever knows it %s", what)
         log.info("model %016x", parties.session)
         if len(parties) > 1:
             parties.refuse_two("FKKMeans", self.allow_two_parties)
@@ -195,7 +195,7 @@ class FKKMeans(setup.KernelClustering):
         return record
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the clusters are better than one, and the subspace settles."""
+        """Warn if the clusters are no better than one or the subspace still moves."""
         sentences = super().shortfalls(metrics)
         sentences += evaluation.most_chosen(metrics, self.n_clusters)
         if float(metrics["moved"]) >= MOVING:
@@ -203,18 +203,18 @@ class FKKMeans(setup.KernelClustering):
         return sentences
 
     def _still_moves(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return the sentence that the subspace is not at rest, if it is not."""
+        """Return a warning if the subspace still moves."""
         moved = float(metrics["moved"])
         if not self.cem or moved < self.subspace_tol:
             return []
         return [
             f"the subspace still moved by {moved:.2g} in the last of "
-            f"{metrics['iterations']} iterations, and subspace-tol is "
+            f"{metrics['iterations']} iterations, but subspace-tol is "
             f"{self.subspace_tol:g}: raise iterations, and compare the inertia"
         ]
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Give the model the parts of all parties that took part in its run."""
+        """Add the local models of all parties that took part in the model's run."""
         assert isinstance(model, KernelKMeansModel)
         parts = [memory.part for memory in memories if memory.run == model.id]
         model.parts = parts if parts and all(parts) else None
@@ -225,7 +225,7 @@ class FKKMeans(setup.KernelClustering):
     def _record(
         self, run: Run, parties: Parties, space: Subspace, gamma: float, products: int
     ) -> None:
-        """Keep the metrics of an iteration; raise where no subspace is left."""
+        """Record the metrics of an iteration; raise if no subspace is left."""
         if not space.rank:
             raise FederationError(
                 "threshold must be below the largest eigenvalue of the kernel matrix, "
@@ -365,7 +365,7 @@ class FKKMeans(setup.KernelClustering):
             for j, products in enumerate(rows):
                 # At most |a_i| |A^T c|, and these are at most sqrt(2 D), sqrt(2 D N).
                 if _largest(products) > 2.01 * D * math.sqrt(N):
-                    reason = "its products are larger than features allow"
+                    reason = "its products are too large for the features"
                     raise replies.failure(j, reason)
             eta = space.next_eta
             before = (1 - eta) * (B @ (B.T @ c))
@@ -386,7 +386,7 @@ class FKKMeans(setup.KernelClustering):
                 V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
                 space.step(values, V_B / np.sqrt(values), float(N))
             self._record(run, parties, space, start.setup.gamma, pairs.steps)
-            U = U[:, : len(space.values)]  # the step takes more for rounding
+            U = U[:, : len(space.values)]  # the step would take more for rounding
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
@@ -454,7 +454,7 @@ class FKKMeans(setup.KernelClustering):
         return centers, weights @ points, {}
 
     def _assign(self, parties: Parties, model: KernelKMeansModel) -> Array:
-        """Line 20: add to the model what the labels give; return its cluster sizes."""
+        """Line 20: complete the model from the labels; return the cluster sizes."""
         N = parties.n_rows
         wanted = {"inertia": 4.0 * LARGEST_SQUARE * N, "sizes": float(N)}
         replies = parties.ask_exactly(
@@ -471,7 +471,7 @@ class FKKMeans(setup.KernelClustering):
 
 
 def split_rows(parties: Parties, rows: Array) -> list[Array]:
-    """Split an array over all rows into the parts of the parties."""
+    """Split an array over all rows into one array for each party."""
     ends = np.cumsum([info.n_rows for info in parties])
     return np.split(rows, ends[:-1])
 
@@ -491,9 +491,9 @@ def _sample(
         # The squares of all rows of H add up to its eigenvalues. No weight is above
         # 2 n_m in size, and they add up to n_m.
         elif _largest(points) > 4 * math.sqrt(mass):
-            rule = "points no larger than all rows of the embedding together"
+            rule = "points no larger than the embedding allows"
         elif not weights.max() > 0 or _largest(weights) > 3 * n:
-            rule = f"weights that can be those of {n} rows"
+            rule = f"weights that {n} rows can have"
         else:
             continue
         raise replies.failure(j, f"its reply must have {rule}")

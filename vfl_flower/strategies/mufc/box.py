@@ -1,4 +1,4 @@
-"""The box of MUFC: bounds of all columns, or of each by its name, and what it does."""
+"""The box of MUFC: bounds of all columns, or of each column by its name."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.typing import Array
 
 Bounds = str | pydantic.SkipValidation[tuple[Any, Any] | Mapping[str, Any]]
-"""A box: text, its lower and upper bounds, or a pair of bounds by the names of columns.
-"""
+"""A box: a text, lower and upper bounds, or a pair of bounds by column name."""
 
 OTHERS = "*"
-"""Stands for the columns of numbers that a box does not name."""
+"""Name for all columns of numbers that a box does not name."""
 
 INDICATOR = (-3.5, 4.5)
 """Bounds of a column of 0 and 1 that comes from text, unless the box names the text.
 
-In the cube 0 and 1 are 1/8 apart. A text of two equally frequent levels then has a
-variance of 1/128, half of that of a column whose box is eight standard deviations wide
-(1/64); with the bounds 0 and 1 it has 1/2, and the clusters are its levels.
+In the cube 0 and 1 are 1/8 apart. A text column with two equally frequent levels then
+has a variance of 1/128, half the variance (1/64) of a column whose box is eight
+standard deviations wide; with the bounds 0 and 1 the variance would be 1/2, and the
+clusters would be the levels.
 """
 
 MOST_OF_SPREAD = 0.8
-"""Share of the squares between clusters from which they follow a column, or text."""
+"""Share of the squares between clusters above which one column dominates them."""
 
 
 def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
-    """Return a pair of bounds by the names of columns, if any, or raise ValueError."""
+    """Return bounds by column names, if the box has names, or raise ValueError."""
     if isinstance(box, Mapping):
         pairs = [(name, box[name]) for name in box]
     elif isinstance(box, str) and "=" in box:
@@ -53,8 +53,8 @@ def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
             Box(np.array(lower), np.array(upper))
         except (ValueError, TypeError):
             raise ValueError(
-                f"box must be 'name=lower,upper' for each column, with ';' between, "
-                f"lower below upper, got {bounds!r} for column {name!r}"
+                "box must be 'name=lower,upper' for each column, separated by ';', "
+                f"with lower below upper, got {bounds!r} for column {name!r}"
             ) from None
         if name in named:
             raise ValueError(f"box must name each column once, got {name!r} twice")
@@ -78,8 +78,8 @@ def parse_box(box: Bounds) -> tuple[Array, Array]:
         Box(lower, upper)
     except (ValueError, TypeError):
         raise ValueError(
-            "box must be 'lower,upper', or one such pair a column with ';' between, "
-            "lower below upper and their difference a finite number, or "
+            "box must be 'lower,upper', or one such pair for each column, separated by "
+            "';', with lower below upper and a finite difference, or "
             f"'name=lower,upper' for each column, got {box!r}"
         ) from None
     return lower, upper
@@ -93,8 +93,8 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
         lower, upper = parse_box(box)
         if lower.ndim and len(lower) != d:
             raise FederationError(
-                "box must have one pair of bounds, or one for each of the "
-                f"{d} columns, got {len(lower)}"
+                f"box must have one pair of bounds, or a pair for each of the {d} "
+                f"columns, got {len(lower)} pairs"
             )
         return lower, upper
     by_digest = {column_digest(name): bounds for name, bounds in named.items()}
@@ -105,7 +105,7 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
     ]
     if unknown:
         raise FederationError(
-            f"box must name columns of the parties, and they have no {unknown[0]!r}"
+            f"box must name columns of the parties, but none is named {unknown[0]!r}"
         )
     pairs = []
     for place, column in enumerate(parties.columns):
@@ -114,21 +114,21 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
             bounds = INDICATOR
         if bounds is None and (bounds := named.get(OTHERS)) is None:
             raise FederationError(
-                "box must give bounds for each column of numbers, and has none for "
+                "box must give bounds for each column of numbers, but has none for "
                 f"column {place} of {parties[0].name!r}, counted from 0 without ids "
-                f"and labels; '{OTHERS}=lower,upper' is for all that are not named"
+                f"and labels; '{OTHERS}=lower,upper' sets those of all unnamed columns"
             )
         pairs += [bounds] * parties.column_widths[column]
     if len(pairs) != d:
         raise FederationError(
-            f"the names that the parties have sent must be those of their {d} columns"
+            f"the parties must send the names of all their {d} columns"
         )
     lower, upper = np.array(pairs).T
     return lower, upper
 
 
 def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list[str]:
-    """Return a warning if clusters follow one column, or text, and little else.
+    """Return a warning if one column, or the text columns, dominate the clusters.
 
     `scaled` are the centres in the cube, shape (K, d), and `sizes` the rows n_k of each
     cluster, shape (K,). A column adds sum_k n_k (c_kj - c_j)^2 to the squares between
@@ -142,23 +142,21 @@ def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list
     of_columns = np.array([squares[start:end].sum() for start, end in ends])
     if len(widths) < 3 or not (total := of_columns.sum()) > 0:
         return []
-    advice = (
-        "give it wider bounds in box to let it count less, or leave it out of columns"
-    )
+    advice = "to lower its weight set wider bounds in box, or leave it out of columns"
     most = int(of_columns.argmax())
     if of_columns[most] >= MOST_OF_SPREAD * total:
         names = {column_digest(name): repr(name) for name in named_bounds(box)}
         column = parties.columns[most] if parties.columns else ""
         what = names.get(column, f"column {most} (counted from 0)")
         share = of_columns[most] / total
-        return [f"the clusters follow {what} by {share:.0%}: {advice}"]
+        return [f"{what} makes up {share:.0%} of how clusters differ: {advice}"]
     text = [parties.column_kinds.get(c) == "text" for c in parties.columns]
     if any(text) and not all(text):
         share = of_columns[text].sum() / total
         if share >= MOST_OF_SPREAD:
             return [
-                f"the clusters follow the columns of text by {share:.0%}: name columns "
-                f"in box, which gives text the bounds {INDICATOR[0]},{INDICATOR[1]} "
-                "and less weight, or leave some out of columns"
+                f"text columns make up {share:.0%} of how clusters differ: name "
+                f"columns in box (bounds {INDICATOR[0]},{INDICATOR[1]} and less weight "
+                "for text), or leave some out of columns"
             ]
     return []

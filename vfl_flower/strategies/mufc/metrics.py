@@ -1,4 +1,4 @@
-"""What the metrics of clusters that can forget mean, in plain words."""
+"""Explanations of the metrics of clusters that can forget, in plain words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORGETTING: dict[str, Metric] = {
     "inertia": Metric(
         "Objective",
         "Sum of the squared distances of all rows to their centres, in squared sides "
-        "of the box: what clustering makes as small as it can.",
+        "of the box: clustering minimises this sum.",
         "lower",
     ),
     "test_rows": TEST_ROWS,
@@ -22,39 +22,39 @@ FORGETTING: dict[str, Metric] = {
     ),
     "rows": Metric(
         "Rows",
-        "Rows that the model stands for or, where it predicts, that got a cluster.",
+        "Rows that the model represents or, in a prediction, that got a cluster.",
         kind="count",
     ),
     "clients": Metric("Parties", "Parties whose rows the model knows.", kind="count"),
     "version": Metric(
         "Version of the model",
-        "1 after training, and one more each time that rows were forgotten or added.",
+        "1 after training, plus 1 each time that rows were forgotten or added.",
         kind="count",
     ),
     "removed": Metric(
-        "Rows forgotten", "Rows that the model does not know any more.", kind="count"
+        "Rows forgotten", "Rows that the model no longer represents.", kind="count"
     ),
     "added": Metric(
         "Rows added",
-        "Rows that the parties' data have got since, and that the model now has.",
+        "Rows added to the parties' data since, which the model now represents.",
         kind="count",
     ),
     "changed": Metric(
         "Clustered anew",
-        "1 if rows that went or came made the server cluster again, and 0 if all "
+        "1 if removed or added rows made the server cluster again, and 0 if all "
         "centres stayed.",
         kind="count",
     ),
     "pending": Metric(
         "Rows waiting",
-        "Rows that parties request to forget or to add, and that wait for a run.",
+        "Rows that parties have requested to forget or add, waiting for a run.",
         "lower",
         "count",
     ),
     "requests": Metric(
         "Requests",
-        "How many runs have removed or added rows, counted at each party that had "
-        "requested some.",
+        "How many runs have removed or added rows, counted once for each party that "
+        "had requested it.",
         kind="count",
     ),
     "clusters": Metric(
@@ -64,21 +64,21 @@ FORGETTING: dict[str, Metric] = {
     ),
     "bins": Metric(
         "Bins",
-        "Small boxes in which the parties' centroids are: the server learns which, and "
-        "how many rows each stands for.",
+        "Small boxes that contain the parties' centroids: the server learns which "
+        "boxes, and how many rows each represents.",
         kind="count",
     ),
     "small_bins": Metric(
         "Bins of few rows",
-        "Bins that stand for fewer than 20 rows: the server learns the mean of these "
-        "few, to within the bin.",
+        "Bins that represent fewer than 20 rows: the server learns the mean of these "
+        "rows, to within the bin.",
         "lower",
         "count",
     ),
     "single_bins": Metric(
         "Bins of one row",
-        "Bins that stand for one row: the server learns that row to within the bin, "
-        "and not whose it is.",
+        "Bins that represent one row: the server learns that row to within the bin, "
+        "but not which party holds it.",
         "lower",
         "count",
     ),

@@ -1,4 +1,4 @@
-"""What the server stores to forget rows: its only reader and writer.
+"""The data that the server stores to forget rows: their only reader and writer.
 
 How versions are committed is in :mod:`vfl_flower.clients.mufc.state`.
 """
@@ -24,7 +24,7 @@ from vfl_flower.typing import Array
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class GlobalClusters:
-    """What the server stores of one version."""
+    """The data that the server stores for one version."""
 
     version: int
     """Version of the clustering; 0: training is not finished."""
@@ -39,7 +39,7 @@ class GlobalClusters:
     parties: list[str]
     """Names of the parties whose rows are in q."""
     settings: TrainingSettings
-    """What training agreed on."""
+    """Settings agreed in training."""
     sizes: Array
     """Rows of each cluster, int64, shape (K,); empty before `ServerState.describe`."""
     inertia: float
@@ -47,9 +47,9 @@ class GlobalClusters:
 
 
 class ServerState(StateFile):
-    """What the server stores of one model, in the folder of its states.
+    """The data that the server stores for one model, in the folder of its states.
 
-    Each method but `exists` raises ValueError if there is no legible state of that
+    Each method except `exists` raises ValueError if there is no readable state of this
     model and format.
     """
 
@@ -93,12 +93,12 @@ class ServerState(StateFile):
         named: Sequence[str] = (),
         run: str = "",
     ) -> None:
-        """Write the next version over the present one, which decides it.
+        """Overwrite the present version with the next version, which is then valid.
 
-        The parties settle it by the `run`. Raises ValueError if it is not the next one.
+        The parties compare its `run`. Raises ValueError if it is not the next version.
         """
         packed = [bins.astype("<i8"), counts.astype("<i8"), centers.astype("<f8")]
-        version = int(version)  # SQLite takes no integer of NumPy
+        version = int(version)  # SQLite does not accept NumPy integers
         with self._open(WRITE) as db:
             self._check_next(db, version)
             before = self._load(db)
@@ -117,7 +117,7 @@ class ServerState(StateFile):
             )
 
     def describe(self, version: int, sizes: Array, inertia: float) -> None:
-        """Add sizes and objective to a version, unless another one was saved since."""
+        """Add sizes and objective to a version, unless a newer version was saved."""
         packed = np.asarray(sizes).astype("<i8").tobytes()
         with self._open(WRITE) as db:
             db.execute(

@@ -38,7 +38,7 @@ NOTHING = {
     "added": "no party requests to add rows, or the model has them",
     "removed": "no party requests to forget rows, or they were forgotten before",
 }
-"""What the output says where no row comes or goes, by the metric that counts them."""
+"""Messages of a run that adds or forgets no row, by the metric that counts rows."""
 
 
 @settings
@@ -57,7 +57,7 @@ class StateTask(ModelTask, training.MUFCTask):
         super().__post_init__()
         if not self.server_state:
             raise ValueError(
-                "server_state must be the folder in which training kept the server's "
+                "server_state must be the folder in which training stored the server's "
                 "state, got none"
             )
 
@@ -68,7 +68,7 @@ class StateTask(ModelTask, training.MUFCTask):
 
     @property
     def columns(self) -> Sequence[str]:
-        """The order of the columns of training."""
+        """The order of the columns in training."""
         return self.state.load().settings.columns or ()
 
     def check(self) -> None:
@@ -87,7 +87,7 @@ class StateTask(ModelTask, training.MUFCTask):
     def report(
         self, parties: Parties, run: Run, now: GlobalClusters, metrics: dict[str, Any]
     ) -> ArrayRecord:
-        """Record the version that the server has, which stays, and metrics."""
+        """Record the unchanged version of the server, and metrics."""
         about = {"version": now.version, "clients": len(parties)}
         return record_model(run, self.known(now), about | metrics)
 
@@ -99,7 +99,7 @@ class StateTask(ModelTask, training.MUFCTask):
         before: GlobalClusters,
         key: bytes,
     ) -> ArrayRecord:
-        """Save and commit the next version, from what the parties now count."""
+        """Save and commit the next version, from the parties' new counts."""
         state, agreed, leaving = self.state, before.settings, self.leaving
         adds = self.task == "add"
         with training.naming_parties(parties):
@@ -109,9 +109,9 @@ class StateTask(ModelTask, training.MUFCTask):
             change = n_rows - rows if adds else rows - n_rows
             if change < 0:
                 raise FederationError(
-                    f"the parties must have at {'least' if adds else 'most'} "
-                    f"the {rows} rows of the version before, got {n_rows}: a message "
-                    "is changed"
+                    f"the parties must have at {'least' if adds else 'most'} {rows} "
+                    f"rows, as many as the version before, got {n_rows}: a message was "
+                    "altered"
                 )
         centers = agreed.box.restore(centers)
         behind = replies.sums["totals"][1]
@@ -163,7 +163,7 @@ class ForgettingTask(StateTask):
         state, leaving = self.state, self.leaving
         before = state.load()
         names = [info.name for info in parties]
-        # A party that was forgotten before may not know it yet.
+        # A party that was forgotten before may not have been informed yet.
         past = {
             name
             for entry in state.log()
@@ -173,8 +173,8 @@ class ForgettingTask(StateTask):
         _check_parties(names, before.parties, leaving, past)
         if len(set(before.parties) - set(leaving)) < self.least_parties:
             raise FederationError(
-                f"at least {self.least_parties} parties must stay, whose sum hides "
-                "each: remove the model instead"
+                f"at least {self.least_parties} parties must remain, so that a sum "
+                "hides each of them: remove the model instead"
             )
         kind: forgetting.ForgetKind = "forget-client" if leaving else "unlearn"
         agreed, key = before.settings, training.new_key(parties, before.settings)
@@ -286,7 +286,7 @@ class MUFCForgetClient(ForgettingTask):
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
         if not self.leaving:
-            raise ValueError("clients must name those to forget, got none")
+            raise ValueError("clients must name the parties to forget, got none")
 
     @property
     def leaving(self) -> list[str]:
@@ -367,13 +367,13 @@ class MUFCAdd(StateTask):
 
 @settings
 class ReadingTask(StateTask):
-    """A task after which the model is as it was."""
+    """A task that does not change the model."""
 
     draws = False
 
     @property
     def terms(self) -> Terms:
-        """Nothing: at most counts of rows leave."""
+        """No kinds: only counts of rows leave a party."""
         return Terms()
 
 
@@ -426,16 +426,16 @@ class MUFCPrediction(ReadingTask):
     predict        nothing                                nothing
     =============  =====================================  ==========================
 
-    Each row gets the nearest centre, as by the model's ``predict``, and each party
-    writes its own to ``predictions-<model>-<run>.csv`` in its ``state-dir``. Rows that
-    the model has forgotten take no part. Some parties of the model are enough.
+    Each row is assigned to the nearest centre, as by the model's ``predict``, and each
+    party writes its clusters to ``predictions-<model>-<run>.csv`` in its ``state-dir``.
+    Forgotten rows are ignored. Not all parties of the model need to take part.
 
     Raises
     ------
     FederationError
-        A party is none of the model's.
+        A party is not one of the model's parties.
     PartyFailed
-        A party has no state of this model, or other columns than in training.
+        A party has no state of this model, or different columns than in training.
 
     Examples
     --------
@@ -468,7 +468,7 @@ class MUFCPrediction(ReadingTask):
         return self.report(parties, run, now, self.ask(parties, now))
 
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
-        """Let the parties label their rows; return metrics."""
+        """Have the parties label their rows; return metrics."""
         parties.ask(
             party.predict,
             model=self.model_id,
@@ -496,8 +496,8 @@ class MUFCEvaluation(MUFCPrediction):
 
     Notes
     -----
-    A server that deviates chooses the centres, and can single out rows by the costs of
-    many: they count as ``row-sums``, once a session.
+    A malicious server can choose the centres, and single out rows by the costs for many
+    centres: the costs count as ``row-sums``, once per session.
 
     Examples
     --------
@@ -518,7 +518,7 @@ class MUFCEvaluation(MUFCPrediction):
 
     @property
     def terms(self) -> Terms:
-        """The cost, of single rows where the server chooses the centres."""
+        """The cost, which reveals single rows if the server chooses the centres."""
         return Terms(("row-sums",))
 
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
@@ -536,22 +536,22 @@ class MUFCEvaluation(MUFCPrediction):
             if not (0 < rows <= parties.n_rows and 0 <= cost < math.inf):
                 raise FederationError(
                     "the rows of the parties and their costs must add up to numbers "
-                    "that are no lower than 0: a message is changed"
+                    "that are not negative: a message was altered"
                 )
         return {"test_rows": rows, "test_loss": cost / rows}
 
 
 def warn_of_copies(replies: Replies[Any]) -> None:
-    """Warn if forgotten rows are in data or, which only `forget` reports, in models."""
+    """Warn of forgotten rows in data or (only `forget` reports it) in other models."""
     in_file, *in_models = replies.sums["totals"][2:].tolist()
     if not all(0 <= count <= party.MOST_ROWS for count in (in_file, *in_models)):
         raise FederationError(
             "the forgotten rows that are still in the parties' files and models must "
-            "add up to numbers from 0 to 2^40: a message is changed"
+            "add up to numbers from 0 to 2^40: a message was altered"
         )
     if in_file:
         log.warning(
-            "%d forgotten rows are still in the parties' files: take them out; each "
+            "%d forgotten rows are still in the parties' files: remove them; each "
             "party's own log says how many are in its file",
             in_file,
         )
@@ -565,7 +565,7 @@ def warn_of_copies(replies: Replies[Any]) -> None:
 
 
 def parse_names(clients: str | Sequence[str]) -> list[str]:
-    """Return the names of parties; raise ValueError if these are no names."""
+    """Return the names of parties; raise ValueError if they are not names."""
     listed = clients.split(",") if isinstance(clients, str) else clients
     if not isinstance(listed, Iterable) or not all(
         isinstance(name, str) for name in listed
@@ -580,7 +580,7 @@ def _check_parties(
     leaving: Sequence[str] = (),
     past: Iterable[str] = (),
 ) -> None:
-    """Raise unless the parties of the model take part; those that leave need not."""
+    """Raise unless the parties of the model take part; `leaving` ones need not."""
     for name in set(leaving) - set(past) - set(parties):
         raise FederationError(
             f"{name!r} must be one of the {len(parties)} parties of the model"
@@ -588,7 +588,7 @@ def _check_parties(
     missing = [name for name in parties if name not in present and name not in leaving]
     extra = [name for name in present if name not in parties and name not in leaving]
     if missing or extra:
-        wrong = f"{missing[0]!r} does not" if missing else f"{extra[0]!r} does too"
+        wrong = f"{missing[0]!r} is missing" if missing else f"{extra[0]!r} is extra"
         raise FederationError(
             f"the {len(parties)} parties of the model, and no others, must take part: "
             f"{wrong}"

@@ -56,20 +56,21 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 StateFolder = Annotated[str | Path | None, InOutputDir("state")]
-"""Folder of the server's states; empty: none, in a run config ``output-dir``/state."""
+"""Folder of the server's states; empty: none, or in a run config
+``output-dir``/state."""
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
 ABANDON = 60.0
-"""Most seconds that one party is waited for when a training is given up."""
+"""Maximum seconds to wait for each party when training is abandoned."""
 
 SMALL_BIN = 20
-"""A bin of fewer rows is counted in the results and in a warning."""
+"""Bins with fewer rows are counted in the results and in a warning."""
 
 
 @contextmanager
 def naming_parties(parties: Parties) -> Iterator[None]:
-    """Name all parties in an error about their sums: nobody knows which is at fault."""
+    """Name all parties in an error about their sums: any of them may be at fault."""
     try:
         yield
     except PartyFailed:
@@ -83,7 +84,7 @@ def naming_parties(parties: Parties) -> Iterator[None]:
 
 @settings
 class MUFCTask(ProtocolStrategy):
-    """What training and the tasks after it have in common."""
+    """Base of training and of the tasks after it."""
 
     model_class = MUFCModel
     explained = FORGETTING
@@ -92,7 +93,7 @@ class MUFCTask(ProtocolStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Centroids, to within a bin; the objective counts as sums of single rows."""
+        """Centroids, to within a bin; the objective counts as sums over single rows."""
         versions = party.commit in self.steps
         return Terms(("centroids",), ("row-sums",) if versions else ())
 
@@ -102,7 +103,7 @@ class MUFCTask(ProtocolStrategy):
         return []
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the clusters of the rows of each party, if all parties are here."""
+        """Add the clusters of each party's rows, if all parties are in this process."""
         labels = [memory.remembered("labels") for memory in memories]
         known = [clusters for clusters in labels if clusters is not None]
         if isinstance(model, MUFCModel) and len(known) == len(labels):
@@ -133,7 +134,7 @@ class MUFCTask(ProtocolStrategy):
             if int(sizes.sum()) != _total_rows(replies):
                 raise FederationError(
                     "the sizes of the clusters of all parties must add up to their "
-                    "rows: a message is changed"
+                    "rows: a message was altered"
                 )
             bins, counts = agreed.quantizer.count(points, sizes)
             weights = sizes.astype(np.float64)
@@ -150,7 +151,7 @@ class MUFCTask(ProtocolStrategy):
             )
         if not len(points):
             raise FederationError(
-                "at least one row must stay: forgetting all needs no model"
+                "at least one row must remain: to forget all, remove the model"
             )
         k = agreed.n_clusters
         if agreed.choose_clusters:
@@ -170,7 +171,7 @@ class MUFCTask(ProtocolStrategy):
         run_id: str = "",
         **metrics: Any,
     ) -> ArrayRecord:
-        """Line 9: send the parties the version that holds, and its centres.
+        """Line 9: send the parties the valid version and its centres.
 
         Sets the sizes of `model` and, if all parties consent, its objective, and adds
         them to the server's `state`. `run_id` is the run that saved the version, by
@@ -232,15 +233,15 @@ class MUFC(MUFCTask):
     ------
     PartyFailed
         A party failed. If it failed in the last round trip, the model is saved, and the
-        text has its id.
+        message names its id.
 
     Notes
     -----
-    With ``client_training="init"`` centroids are rows, and the bins tell: a row of
-    somebody is in each. Whoever has candidate rows finds out which of them are
+    With ``client_training="init"`` centroids are rows, and each bin reveals that a row
+    of some party is in it. Anyone with candidate rows can find out which of them are
     centroids, however many rows the bin counts. With "full" and `min_rows_per_bin`,
     the defaults, a bin holds a mean of several rows of a party. Nothing is
-    differentially private. ``docs/mufc.md`` has the figures.
+    differentially private. See ``docs/mufc.md`` for the figures.
 
     Differs from [1], whose "clients" are the parties: 1. bins are hashed to points of
     one field, so that d can be large; 2. a removal updates counts; 3. state is kept on
@@ -326,7 +327,7 @@ class MUFC(MUFCTask):
 
     @property
     def terms(self) -> Terms:
-        """Centroids; and rows, where a centroid can be a row or a mean of few."""
+        """Centroids; also rows, if a centroid can be a row or a mean of few rows."""
         if (
             self.client_training == "full"
             and self.min_rows_per_bin >= LEAST_BIN_ROWS
@@ -341,18 +342,18 @@ class MUFC(MUFCTask):
 
     @property
     def folder(self) -> Path | None:
-        """Where the server keeps what it needs to forget; None: nowhere."""
+        """Folder of the server's data for forgetting rows; None: none."""
         return Path(self.server_state) if self.server_state else None
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether there are enough bins, and clusters to choose from."""
+        """Warn if there are too few bins, or too few clusters to choose from."""
         if "clusters" in metrics:
             return most_chosen(metrics, self.n_clusters)
         if not 0 < metrics["bins"] < self.n_clusters:
             return []
         return [
-            f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
-            "some of which get no rows: if the parties have few rows, lower "
+            f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, so "
+            "some clusters get no rows: if the parties have few rows, lower "
             "min_rows_per_bin or n_clusters"
         ]
 
@@ -375,8 +376,8 @@ class MUFC(MUFCTask):
         lower, upper = boxes.box_of(parties, self.box)
         if self.n_clusters > n:
             raise FederationError(
-                f"n_clusters must be at most the {n} rows of all parties, got "
-                f"{self.n_clusters}"
+                f"n_clusters must be at most {n}, the number of rows of all parties, "
+                f"got {self.n_clusters}"
             )
         if n > party.MOST_ROWS:
             raise FederationError(
@@ -435,8 +436,8 @@ class MUFC(MUFCTask):
                 state.save(1, bins, counts, centers, names, "train", run=model)
         else:
             log.warning(
-                "this model cannot forget: server_state and the state_dir of each "
-                "party must be given for that"
+                "this model cannot forget: that needs server_state, and the state_dir "
+                "of each party"
             )
         trained = version_of(model, 1, centers, agreed, stored=state is not None)
         try:
@@ -456,7 +457,7 @@ class MUFC(MUFCTask):
         return record
 
     def give_up(self, parties: Parties, error: Exception) -> None:
-        """Let a training that failed leave no ids at the parties."""
+        """Remove the ids of a failed training from the parties."""
         model = parties.session_id
         state = None if self.folder is None else ServerState(self.folder, model)
         saved = state is not None and state.exists and state.version > 0
@@ -467,9 +468,9 @@ class MUFC(MUFCTask):
 
 
 def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
-    """Let parties drop the state of a failed training; name those that may keep it.
+    """Have parties remove the state of a failed training; log which may still have it.
 
-    A party that refused has written nothing, and other `failed` nodes are not asked.
+    A party that refused has written nothing; other `failed` nodes are not asked.
     """
     parties.hurry(ABANDON)
     left = []
@@ -479,13 +480,13 @@ def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
             with suppress(FederationError):
                 parties.ask_one(j, party.abandon, model=model)
                 done = True
-        # It answers one message after the other: its refusal may come only now.
+        # A party answers one message at a time: its refusal may arrive only now.
         if not done and not parties.refused(j, party.train):
             left.append(info.name)
     if left:
         log.warning(
-            "model %s is given up; %s could not be asked: vfl-flower models remove %s "
-            "removes what is left there",
+            "model %s is abandoned, but %s could not be reached: run vfl-flower models "
+            "remove %s there",
             model,
             ", ".join(left),
             model,
@@ -498,7 +499,7 @@ def new_key(parties: Parties, agreed: TrainingSettings) -> bytes:
 
 
 def sums_of(agreed: TrainingSettings) -> dict[str, Sum]:
-    """Return the sums that the server asks for with the counts."""
+    """Return the sums that the server requests with the counts."""
     sums = {"totals": Sum(float(party.MOST_ROWS))}
     if agreed.privacy == "scma":
         sums["message"] = Sum(group="field")
@@ -523,7 +524,7 @@ def version_of(
 
 
 def worth(model: MUFCModel, agreed: TrainingSettings) -> dict[str, float]:
-    """Return the objective and, where centres are means, the share that is explained.
+    """Return the objective and, if centres are means, the share explained.
 
     From what the server has: with the sum of squares between the clusters, of n_k rows
     each, sum_k n_k |c_k - c|^2, that of all rows is this and the objective together, if
@@ -543,7 +544,7 @@ def worth(model: MUFCModel, agreed: TrainingSettings) -> dict[str, float]:
 
 
 def counted_bins(counts: Array) -> dict[str, Any]:
-    """Return the numbers of bins, of those with few rows, and of those with one."""
+    """Return the number of bins, of bins with few rows, and of bins with one row."""
     return {
         "bins": len(counts),
         "small_bins": int((counts < SMALL_BIN).sum()),
@@ -556,18 +557,18 @@ def _total_rows(replies: Replies[Any]) -> int:
     rows, behind = replies.sums["totals"][:2].tolist()
     if not (0 <= rows <= party.MOST_ROWS and 0 <= behind <= len(replies)):
         raise FederationError(
-            "the rows of the parties must add up to a number from 0 to 2^40: a "
-            "message is changed"
+            "the rows of the parties must add up to a number from 0 to 2^40: a message "
+            "was altered"
         )
     return int(rows)
 
 
 def _inertia(replies: Replies[Any], most: float) -> float:
-    """Return the objective: rows and centres are in the cube, to within rounding."""
+    """Return the objective; raise if it is too large for rows in the cube."""
     inertia = float(join_limbs(replies.sums["cost"])[0])
     if not 0 <= inertia <= 1.01 * most:
         raise FederationError(
-            "the objective must be that of rows in the box: a message is changed"
+            "the objective must fit rows in the box: a message was altered"
         )
     return inertia
 
@@ -577,7 +578,7 @@ def _sizes(replies: Replies[Any], n_rows: int) -> Array:
     sizes = np.rint(replies.sums["sizes"])
     if not (sizes >= 0).all() or sizes.sum() != n_rows:
         raise FederationError(
-            f"the sizes of the clusters must add up to the {n_rows} rows: a message is "
-            "changed"
+            f"the sizes of the clusters must add up to {n_rows}, the number of rows: a "
+            "message was altered"
         )
     return sizes.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Predictions for rows by a ridge model whose parts lie at the parties."""
+"""Predictions for rows by the parties' local models of a ridge model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vfl_flower.strategies.ridge.scoring import Dealing, row_roles, score_rows
 
 @settings
 class RidgePrediction(ComputingParties, RowPrediction):
-    """Predictions for new rows by a ridge model whose parts stay with the parties.
+    """Predictions for new rows by a ridge model whose local models stay at the parties.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -49,10 +49,10 @@ class RidgePrediction(ComputingParties, RowPrediction):
     Raises
     ------
     FederationError
-        A party is in another place than in training, or does not take part.
+        A party has a different index than in training, or does not take part.
     PartyFailed
-        A party has no part of this model, a part that does not fit the others, or other
-        columns than in training.
+        A party has no local model, a local model that does not match the other local
+        models, or different columns than in training.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
         return replace(super().terms, needs=("moments",), computing=self.computing)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Check the parts, then let the label holder open the scores of all rows."""
+        """Check the local models, then have the label holder open all rows' scores."""
         dealt_by, second = self.places(parties)
         described = parties.ask(dealing.part, dealt_by=dealt_by, second=second)
         first = described[0]
@@ -92,7 +92,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
         check_places(parties, described, common)
         holder, M = first["holder"], first["n_features"]
         if holder >= len(parties) or not described[holder]["outputs"]:
-            reason = "its part must name a label holder that has the coefficients"
+            reason = "its local model must name a label holder with coefficients"
             raise parties.failure(0, dealing.part, reason)
         roles = self.roles(
             *(parties, [], 0, holder), joint=M, fraction=NEW_ROWS.fraction
@@ -107,7 +107,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
     def _scored(
         self, parties: Parties, roles: Roles, described: Replies[dealing.RidgePartInfo]
     ) -> Measures:
-        """Return what the label holder reports of all rows, which come in blocks."""
+        """Return the label holder's report on all rows, which are sent in blocks."""
         local, outputs = described.each("local"), described[roles.first]["outputs"]
         curves = self.evaluates and parties.let("curves", roles.first)
         bits: AngleBits = self.bits
@@ -128,12 +128,12 @@ class RidgePrediction(ComputingParties, RowPrediction):
 
 @settings
 class RidgeEvaluation(RidgePrediction):
-    """What a ridge model whose parts stay with the parties is worth on new rows.
+    """Errors of a ridge model on new rows, by local models that stay at the parties.
 
     The same messages as :class:`RidgePrediction`. The label holder has the labels of
-    the new rows, of at least 20, and writes no predictions: it reports to the server
-    their error and the other metrics of the rows held out in training, and the curves
-    if it consents, once a session.
+    at least 20 new rows, and writes no predictions: it reports their error to the
+    server, with the other metrics that training reports for held-out rows, and the
+    curves if it consents, once a session.
 
     Examples
     --------

@@ -29,16 +29,16 @@ from vfl_flower.typing import Array
 
 @dataclass(frozen=True)
 class Dealing:
-    """What a dealer gives for a Gram matrix and for rows, as arguments of the steps."""
+    """Correlated randomness for a Gram matrix and for rows, as arguments of steps."""
 
     bits: AngleBits
     outputs: int
     """K, the number of scores of a row."""
     root: bytes
-    """Secret of the server, where it deals."""
+    """Secret of the server, if it is the dealer."""
     turn: dict[str, Any]
     rows: dict[str, Any]
-    """For the first step of a turn, and of scores."""
+    """Randomness for the first step of a round, and of scores."""
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class Dealing:
     ) -> Self:
         """Generate correlated randomness.
 
-        By a party it takes a round trip, by the server none.
+        If a party is the dealer, this takes a round trip.
         """
         session, root = parties.session, parties.checkpoint.token(SEED_BYTES)
         made = cls(bits, outputs, root, {}, {})
@@ -78,7 +78,7 @@ class Dealing:
         name: str,
         multiple: int = 1,
     ) -> dict[str, Any]:
-        """Return what the second party gets for cosines; a party sent it as `name`."""
+        """Return the second party's values for cosines; a party sent them as `name`."""
         if not roles.served:
             return {name: passed_on(hidden, name)}
         made = cosines_of(use, self.root, roles, self.bits, multiple)
@@ -86,7 +86,7 @@ class Dealing:
 
 
 def sums_of_angles(roles: Roles, bits: int) -> dict[str, Sum | float]:
-    """Return the sums of angles to ask for, one for each party that computes."""
+    """Return the sums of angles to request, one for each computing party."""
     places = (roles.first, roles.second) if roles.joint else ()
     return {f"angles_{j}": Sum(1.0, f"circle{bits}", to=j) for j in places}
 
@@ -94,16 +94,16 @@ def sums_of_angles(roles: Roles, bits: int) -> dict[str, Sum | float]:
 def summed_angles(
     parties: Parties, roles: Roles, hidden: Replies[Any], *places: int
 ) -> Array:
-    """Give some parties the sums of angles that they open, if there are any."""
+    """Return the sums of angles that some parties open, as an argument, if any."""
     given = places if roles.joint else ()
     sums = {j: opened(hidden.sealed.pop(f"angles_{j}")) for j in given}
     return each_of(parties, sums)
 
 
 def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> Roles:
-    """Return who does what for the scores of some rows.
+    """Return the parties' roles for the scores of some rows.
 
-    The label holder adds what its own local columns give by itself.
+    The label holder itself adds the contribution of its local columns.
     """
     owners = [0 if j == roles.first else width for j, width in enumerate(local)]
     fraction = NEW_ROWS.fraction
@@ -113,7 +113,7 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
 def score_rows(
     parties: Parties, roles: Roles, rows: Array, dealt: Dealing, **how: bool
 ) -> Measures:
-    """Let the label holder open the scores of rows: three round trips.
+    """Have the label holder open the scores of rows, in three round trips.
 
     `how` is as :func:`vfl_flower.clients.ridge.scores.scores` has it.
     """

@@ -50,45 +50,45 @@ from vfl_flower.strategies.ridge.scoring import (
 from vfl_flower.typing import Array
 
 FEW_ROWS = 2000
-"""With fewer rows to train on, a run warns of a larger error than that of methods that
-see rows: there is one feature for every four rows."""
+"""With fewer training rows, a run warns that its error exceeds the error of methods
+that see rows: there is one feature for every four rows."""
 
 NARROW = 0.75
-"""Share of the joint features that have half of the bandwidth of the median distance;
-the others have that one."""
+"""Share of the joint features with half the bandwidth of the median distance; the
+other features have the full bandwidth."""
 
 DENSITY, LEAST_COLUMNS = 0.3, 4
-"""Probability with which an angle has a column, if that makes so many columns."""
+"""Probability with which an angle uses a column, if that gives enough columns."""
 
 WIDE = 16.0
-"""Bandwidth of joint features of columns that are scaled by their relevance, before
-each angle is taken as many times as makes it the one of the median distance."""
+"""Bandwidth of joint features of columns scaled by their relevance, before angles are
+multiplied to reach the bandwidth of the median distance."""
 
 RELEVANT = ((0.7, DENSITY), (0.3, 0.5), (0.3, 1.0))
-"""Bandwidths of these joint features, times that one, and densities if the one of the
-other joint features is not above these; as many features of each."""
+"""Bandwidths of these joint features, as factors of `WIDE`, and their minimum
+densities; there are equally many features of each."""
 
 MOST_PILOT = 384
-"""Most angles of the turn that shows the relevance of columns."""
+"""Maximum number of angles in the round that shows the relevance of columns."""
 
 MOST_FEATURES = 2048
-"""Most joint features where their number is chosen."""
+"""Maximum number of joint features if the number is not given."""
 
 COLUMNS = 2048
-"""Columns for which so many rows are taken as `MOST_NUMBERS` allows."""
+"""Number of columns for which `MOST_NUMBERS` limits the rows."""
 
 TARGETS = 16
-"""Columns that are kept free for targets and ones, where joint features are given."""
+"""Columns reserved for targets and the constant, if joint features are given."""
 
 MOST_LOCAL = 512
-"""Most local columns of a party."""
+"""Maximum number of local columns of a party."""
 
 MOST_SHARE, MANY_ROWS = 0.5, 12_000
-"""Most of the columns that are local, and the rows of which their share would be all:
-half of the columns from 6,000 rows."""
+"""Maximum share of local columns, and the rows at which the share would reach 1: from
+6,000 rows half of the columns are local."""
 
 _BOUND = 2.0**40
-"""Largest cumulant of a party's distances that is not clipped at first."""
+"""First bound on the cumulants of a party's distances, at which they are clipped."""
 
 
 @settings
@@ -119,24 +119,24 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
                    it consents
     =============  =====================================  ==========================
 
-    No number of a row leaves a party but under masks. The label holder learns the
-    model, the sums of products of all features, and f(x) of the rows held out. With
+    Values of a row leave a party only under masks. The label holder learns the model,
+    the sums of products of all features, and f(x) of the held-out rows. With
     `relevance` each party learns how much the model changes with each of its own
-    columns. Who deals the correlated randomness and works with one of the two parties
-    that compute reads the features of all rows.
+    columns. A dealer that colludes with one of the two computing parties can read the
+    features of all rows.
 
     Notes
     -----
-    Products of shares by the randomness of a dealer are those of [1], of matrices those
-    of [2]; random features over split columns those of [3]. Ours are the shares of
-    cosines of angles that nobody knows, one Gram matrix that a party opens, and what
-    keeps it from pointing to a row.
+    Products of shares with a dealer's randomness follow [1], and products of matrices
+    [2]; random features over split columns follow [3]. New are the shares of cosines of
+    angles that nobody knows, the single Gram matrix that a party opens, and the rules
+    that keep it from identifying a row.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
-    experiments only. Two runs of one seed differ slightly, since shares round by
-    private draws.
+    experiments only. Two runs with the same seed differ slightly, since shares are
+    rounded by private draws.
 
-    ``result.model`` predicts where all parts are in one process (``simulate``).
+    ``result.model`` predicts if all parties are in one process (``simulate``).
     Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
 
     Examples
@@ -205,23 +205,24 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Sums of products; with rows held out the curves."""
+        """Sums of products; with held-out rows also the curves."""
         wants: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
         return Terms(("moments",), wants, computing=self.computing)
 
     @property
     def repeats(self) -> bool:
-        """Not to the last digit: shares round by private draws."""
+        """False: shares are rounded by private draws."""
         return False
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Train, and measure the error on the rows held out."""
+        """Train, and measure the error on the held-out rows."""
         holder = parties.label_holder
         train, test = self.split(parties, run, self.test_fraction)
         n = len(train)
         if self.rows > n:
             raise FederationError(
-                f"rows must be at most the {n} rows to train on, got {self.rows}"
+                f"rows must be at most {n}, the number of training rows, got "
+                f"{self.rows}"
             )
         model = self.untrained(parties, run, self.kernel, 1.0, 0)
         columns = sum(model.widths)
@@ -281,7 +282,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         )
         outputs = replies[parties.label_holder].get("outputs", 0)
         if (outputs > 1) != (self.target == "multiclass") or not outputs:
-            reason = f"its reply must have outputs of {self.target}"
+            reason = f"its reply must have outputs that fit {self.target!r}"
             raise replies.failure(parties.label_holder, reason)
         kinds: list[list[int]] = replies.each("columns")
         if task.linear and not any(map(any, kinds)):
@@ -292,18 +293,18 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         return kinds, outputs, replies.sums["distances"]
 
     def _warn(self, run: Run, used: int, available: int) -> None:
-        """Add warnings of rows that are left out, and of few rows."""
+        """Add warnings about rows left out, and about few rows."""
         limit = (
-            f"their features have at most {MOST_NUMBERS:,} numbers, and fewer features "
-            "take more rows"
+            f"the features may have at most {MOST_NUMBERS:,} numbers; to use more "
+            "rows, lower the number of features"
         )
         run.warnings += left_out("to train on", used, available, limit)
         if used < FEW_ROWS and self.features == "kernel":
             run.warnings.append(
-                f"{used:,} rows to train on allow few features: with fewer than "
-                f"{FEW_ROWS:,} rows the error may be several times that of FDSKLDirect"
-                ", above all where columns of different parties interact; that reveals "
-                "more to the label holder"
+                f"{used:,} training rows allow few features: with fewer than "
+                f"{FEW_ROWS:,} rows the error may be several times the error of "
+                "FDSKLDirect (which reveals more to the label holder), above all where "
+                "columns of different parties interact"
             )
 
     @property
@@ -313,8 +314,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     def _task(self, n: int, count: int, columns: int) -> Task:
         """Return the targets, rows (few enough for every message) and local columns.
 
-        Local columns have what joint ones leave, or a share of the columns that rows
-        allow: with few rows joint ones are worth more, but for the values of columns.
+        Local columns get the columns that joint features leave, or a share of the
+        columns that the rows allow: with few rows joint features are worth more, except
+        for the values of columns.
         """
         linear = self.features == "linear"
         # In a linear model a column may have an indicator of its missing values.
@@ -323,9 +325,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         room = rows // ROWS_PER_COLUMN
         if self.joint_features > room:
             raise FederationError(
-                f"joint_features must leave {ROWS_PER_COLUMN} rows for each, got "
-                f"{self.joint_features:,}, with which a run trains on at most {rows:,} "
-                "rows: set fewer, or take more rows"
+                f"joint_features must leave {ROWS_PER_COLUMN} rows for each feature, "
+                f"got {self.joint_features:,} features and at most {rows:,} rows to "
+                "train on: lower joint_features or use more rows"
             )
         left, values = int(room * min(MOST_SHARE, rows / MANY_ROWS)), 3 * room // 4
         if linear:
@@ -348,8 +350,8 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         if task.linear and ROWS_PER_COLUMN * others > task.rows:
             raise FederationError(
                 f"rows must be at least {ROWS_PER_COLUMN * others}, {ROWS_PER_COLUMN} "
-                f"for each of {others} columns (targets and ones among them), and "
-                f"there are {task.rows}: take more rows or fewer columns"
+                f"for each of {others} columns (including targets and the constant), "
+                f"got {task.rows}: use more rows or fewer columns"
             )
         if task.linear:
             return None
@@ -363,7 +365,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
                 f"joint_features must leave {ROWS_PER_COLUMN} rows for each of "
                 f"{columns} columns ({others} of single parties and the labels, "
                 f"{columns - others} of all together), {ROWS_PER_COLUMN * columns} in "
-                f"all, and there are {rows}: set fewer, or take more rows or fewer "
+                f"all, got {rows}: lower joint_features, or use more rows or fewer "
                 "columns"
             )
         if self.bandwidth != "median":
@@ -386,7 +388,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         kinds: Sequence[int],
         outputs: int,
     ) -> dict[str, Any]:
-        """Let parties learn the relevance of their columns, in four round trips."""
+        """Have parties learn the relevance of their columns, in four round trips."""
         joint = _pilot(joint)
         roles = replace(roles, joint=2 * joint.angles)
         first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
@@ -415,9 +417,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         dealt: Dealing,
         **more: Any,
     ) -> tuple[dict[int, Array], int, dict[int, Array]]:
-        """Let parties compute the Gram matrix; return a share for the label holder.
+        """Have parties compute the Gram matrix; return a share for the label holder.
 
-        Then how many times each angle was taken, and frequencies for the label holder.
+        Also return the factor of the angles, and frequencies for the label holder.
         """
         sums = sums_of_angles(roles, self.bits)
         if joint is not None and joint.relevant:
@@ -430,7 +432,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
             **dealt.turn,
             **more,
         )
-        dealt.turn.clear()  # matrices that parties have now
+        dealt.turn.clear()  # matrices that the parties have now
         if joint is None:
             return products.multiply(parties, roles, hidden), 1, {}
         multiple = 1
@@ -447,25 +449,25 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         return products.multiply(parties, roles, hidden, opened), multiple, frequencies
 
     def trade(self, n_rows: int) -> str:
-        """Say what a run's bytes grow with."""
+        """Explain how a run's bytes grow."""
         if self.features == "linear":
             return "The bytes grow with rows times columns."
         return (
             "The bytes grow with rows times features: fewer `joint_features` send "
             "less, at a higher error, and `relevance=false` leaves out the first of "
-            "two turns."
+            "two rounds."
         )
 
 
 def _pilot(joint: Joint) -> Joint:
-    """Return the joint features of the turn that shows the relevance of columns."""
+    """Return the joint features of the round that shows the relevance of columns."""
     share = min(1.0, MOST_PILOT / joint.angles)
     counts = [max(1, int(share * count)) for count in joint.counts]
     return replace(joint, counts=counts)
 
 
 def _relevant(joint: Joint) -> Joint:
-    """Return as many joint features of columns that are scaled by their relevance."""
+    """Return equally many joint features, of columns scaled by their relevance."""
     few = min(joint.angles, len(RELEVANT))
     counts = [len(part) for part in np.array_split(np.arange(joint.angles), few)]
     bandwidths = [factor * WIDE for factor, _ in RELEVANT[:few]]
@@ -474,7 +476,7 @@ def _relevant(joint: Joint) -> Joint:
 
 
 def _multiple(kernel: Kernel, cumulants: Array) -> int:
-    """Return how many times to take angles, for `WIDE` to be the median's bandwidth."""
+    """Return the factor of angles that turns `WIDE` into the median's bandwidth."""
     median = median_of(cumulants)
     if not median > 0:
         return 1
