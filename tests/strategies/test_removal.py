@@ -67,7 +67,7 @@ def test_it_can_be_repeated_and_who_has_nothing_says_so(tmp_path, caplog):
         first = simulate(Removal(number), parties)
         again = simulate(Removal(number), parties)
     assert (first.metrics["removed"], again.metrics["removed"]) == (2, 0)
-    assert f"north: model {number} is removed" in caplog.text
+    assert f"north: model {number} was removed" in caplog.text
     assert f"south: model {number} was not stored" in caplog.text
     parties[0].state_dir = None
     assert simulate(Removal(number), parties).metrics["removed"] == 0
