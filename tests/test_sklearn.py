@@ -296,7 +296,7 @@ def test_clusters_forget(tmp_path):
         with pytest.raises(ValueError, match=r"^rows must .*not (be )?a mask"):
             model.forget(GROUPS, wrong)
     shuffled = pd.DataFrame(GROUPS).sample(frac=1, random_state=0)
-    with pytest.raises(ValueError, match="as the index of X is in another order"):
+    with pytest.raises(ValueError, match="X does not have the default index"):
         model.forget(shuffled, shuffled.index[:2])
     assert model.forgotten_.tolist() == [0, 5, 119]
 
