@@ -1,6 +1,6 @@
 """The only loader and partitioner of party data.
 
-A party's data come from one of four places, named by :class:`PartySource`:
+A party's data come from one of these sources, chosen by :class:`PartySource`:
 
 ========================  ==========================================================
 ``data``                  the party
@@ -14,7 +14,7 @@ A party's data come from one of four places, named by :class:`PartySource`:
 ``/abs/folder``           the ``index``-th of its party files, in natural order
 ========================  ==========================================================
 
-Natural order takes the digits in a name as a number (``2_y.csv``, ``10_x.csv``). A
+Natural order reads the digits in a name as a number (``2_y.csv``, ``10_x.csv``). A
 party file is converted to float64 once and then memory-mapped from a private cache,
 since a SuperNode starts a process for every message; a load from the cache imports
 neither pandas nor pyarrow.
@@ -33,7 +33,7 @@ from vfl_flower.data.source import BUNDLED, QUERY, PartySource
 from vfl_flower.party.party import Party, PartyError
 
 SHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
-"""Endings of spreadsheets, which are not read."""
+"""Endings of spreadsheets, which are not supported."""
 
 
 def load_party(
@@ -42,11 +42,11 @@ def load_party(
     """Return the data of one party.
 
     X of shape (n, d) and y of shape (n,) are float64 and keep the order of the rows; a
-    missing label, which belongs to another party, is NaN. docs/party-files.md says what
-    becomes of a column. Only a ``synthetic`` data set is random, by the `seed`. With
-    the `encoding` of the rows that a model was trained on (``Party.encoding``), nothing
-    is computed from the new rows: levels, fills, means and scales are those of
-    training, and a party file needs no label column.
+    missing label, which another party has, is NaN. docs/party-files.md describes how
+    columns are converted. Only a ``synthetic`` data set is random, from the `seed`.
+    With the `encoding` of a model's training rows (``Party.encoding``), nothing is
+    computed from the new rows: levels, fills, means and scales are taken from training,
+    and a party file needs no label column.
 
     Raises PartyError if the data are missing, unreadable or break a rule. The error
     names the party, the column and the rule, never a path or a value.
@@ -66,8 +66,8 @@ def load_party(
 def read_ids(source: PartySource) -> Sequence[str] | None:
     """Return the ids of a party's rows as text; None without an id column.
 
-    Of a bundled or generated set whose rows are split, they are the row numbers in the
-    set. Raises PartyError as :func:`load_party` does for the file and its ids.
+    For a bundled or generated set whose rows are split, the ids are the row numbers in
+    the set. Raises PartyError as :func:`load_party` does for the file and its ids.
     """
     if is_file(source):
         return files.ids_of_file(party_file(source))
@@ -77,7 +77,7 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
 
 
 class StoredRows:
-    """Where the rows of a party are stored, for its steps."""
+    """The stored rows of a party, whose ids its steps can read."""
 
     def __init__(self, source: PartySource) -> None:
         self._source = source
@@ -87,7 +87,7 @@ class StoredRows:
         return read_ids(self._source)
 
     def drop_cache(self) -> None:
-        """Remove the cached copies of the party's file, where it has one."""
+        """Remove the cached copies of the party's file, if the data are a file."""
         if is_file(self._source):
             path = party_file(self._source).path
             CacheEntry.of(path, (0, 0), self._source, False, None).drop()

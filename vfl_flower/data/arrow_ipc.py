@@ -1,7 +1,7 @@
-"""Arrow files and streams, mapped into memory; what is compressed is unpacked before.
+"""Arrow files and streams, mapped into memory, and unpacked first if compressed.
 
-pyarrow unpacks a compressed batch as a whole. Here it unpacks some columns at a time,
-which become a file without a name, as a stream of plain batches that is then mapped.
+pyarrow unpacks a compressed batch as a whole. Here it unpacks a few columns at a time
+into an unnamed file, a stream of plain batches that is then mapped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from vfl_flower.files import check_growth
 
 VALUES = 2**21
-"""Values of a batch that are unpacked at a time; of texts, a column."""
+"""Maximum number of values of a batch unpacked at a time; at least one column."""
 
 
 def schema_of(path: Path) -> Any:
@@ -28,8 +28,8 @@ def schema_of(path: Path) -> Any:
 def map_arrow(path: Path) -> list[mmap.mmap]:
     """Map the columns of an Arrow file or stream into memory, unpacked.
 
-    Each map has some of the columns, in their order. Raises UnpackedSizeError if a
-    column would be much larger than the file, or all of them.
+    Each map has some of the columns, in order. Raises UnpackedSizeError if the unpacked
+    columns would be much larger than the file.
     """
     mapped, size = _mapped(path), path.stat().st_size
     width = len(_open(mapped).schema)
@@ -47,7 +47,7 @@ def map_arrow(path: Path) -> list[mmap.mmap]:
         with tempfile.TemporaryFile() as scratch:
             with pa.ipc.new_stream(scratch, schema) as writer:
                 for batch in _batches(mapped, part):
-                    batch.validate(full=True)  # a damaged one could end the process
+                    batch.validate(full=True)  # a damaged batch could crash the process
                     check_growth(total := total + batch.nbytes, size)
                     writer.write_batch(batch)
                     give_back(mapped)
@@ -65,7 +65,7 @@ def batches_of(maps: Sequence[mmap.mmap]) -> Iterator[Any]:
 
 
 def give_back(*maps: mmap.mmap) -> None:
-    """Give back the memory of pages that were read, which can be read again."""
+    """Release the memory of pages that were read; they can be read again."""
     if hasattr(mmap, "MADV_DONTNEED"):
         for mapped in maps:
             mapped.madvise(mmap.MADV_DONTNEED)
@@ -77,20 +77,20 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _open(mapped: mmap.mmap, columns: Sequence[int] = ()) -> Any:
-    """Return pyarrow's reader of some of the columns; by default of all."""
+    """Return pyarrow's reader of some of the columns; by default, of all columns."""
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=list(columns))
     buffer = pa.py_buffer(mapped)
     if mapped[:6] == b"ARROW1":
         if not columns:
             return pa.ipc.open_file(pa.BufferReader(buffer), options=options)
-        buffer = buffer.slice(8)  # as a file, it would copy the other columns
+        buffer = buffer.slice(8)  # a file reader would copy the other columns
     return pa.ipc.open_stream(pa.BufferReader(buffer), options=options)
 
 
 def _batches(mapped: mmap.mmap, columns: Sequence[int] = ()) -> Iterator[Any]:
     reader = _open(mapped, columns)
     try:
-        if hasattr(reader, "num_record_batches"):  # a file, and no stream
+        if hasattr(reader, "num_record_batches"):  # a file, not a stream
             yield from map(reader.get_batch, range(reader.num_record_batches))
         else:
             yield from reader
@@ -99,7 +99,7 @@ def _batches(mapped: mmap.mmap, columns: Sequence[int] = ()) -> Iterator[Any]:
 
 
 def _is_unpacked(mapped: mmap.mmap, columns: Sequence[int]) -> bool:
-    """Return whether pyarrow unpacks the first batch, which then lies elsewhere."""
+    """Return whether pyarrow unpacks the first batch, which is then outside the map."""
     whole = pa.py_buffer(mapped)
     batch = next(_batches(mapped, columns), None)
     buffers = [] if batch is None else [b for c in batch.columns for b in c.buffers()]

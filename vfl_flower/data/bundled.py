@@ -1,4 +1,4 @@
-"""Bundled, fetched and synthetic data sets, which are split by index and count."""
+"""Bundled, downloaded and synthetic data sets, split by party index and count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vfl_flower.typing import Array
 
 
 def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party:
-    """Return the party's columns, or rows, of a data set of scikit-learn."""
+    """Return the party's columns, or rows, of a scikit-learn data set."""
     _refuse(source, "id_column", "label_column")
     bunch = _bunch(source)
     names = [str(name) for name in bunch.feature_names]
@@ -35,9 +35,9 @@ def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party
 
 
 def _bunch(source: PartySource) -> Any:
-    """Return the data set, which scikit-learn has or downloads.
+    """Return the data set, which scikit-learn bundles or downloads.
 
-    Raises PartyError if the download failed.
+    Raises PartyError if the download fails.
     """
     import sklearn.datasets
 
@@ -69,7 +69,7 @@ def _rows(source: PartySource, values: Array) -> Array:
 
 
 def ids_of_bundled(source: PartySource) -> list[str] | None:
-    """Return the numbers of the party's rows in the set; None if columns are split."""
+    """Return the party's row numbers in the data set; None if columns are split."""
     if not source.rows:
         return None
     if source.data in BUNDLED:
@@ -142,7 +142,7 @@ def _parse_synthetic(source: PartySource) -> _Regression:
 
 
 def _share(source: PartySource, d: int) -> slice:
-    """Return which of d columns are the party's."""
+    """Return the party's range of the d columns."""
     index, count = _place(source)
     if source.rows:
         return slice(0, d)
@@ -179,7 +179,7 @@ def _share_party(
 
 
 def _place(source: PartySource) -> tuple[int, int]:
-    """Return the index and count of the party, which a split needs."""
+    """Return the party's index and the number of parties, which a split needs."""
     if source.index is None or source.count is None:
         raise PartyError(
             f"data {source.data.partition(':')[0]!r} are split over the parties: "

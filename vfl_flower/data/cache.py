@@ -23,7 +23,7 @@ CACHE_FORMAT = 6
 """Part of every cache key: raise it when the conversion changes."""
 
 IDS = (".ids.npy", ".at.npy")
-"""Endings of the files of ids: their bytes, and where each begins."""
+"""Endings of the files of ids: the bytes of the ids, and their offsets."""
 
 ENDINGS = (".json", ".X.npy", ".y.npy", *IDS)
 """Endings of all files of an entry."""
@@ -35,10 +35,10 @@ _ELSEWHERE = (
     *("data", "index", "count", "name", "label_optional"),
     *("consent", "state_dir", "alignment"),
 )
-"""Fields of a source on which no entry depends, beside its path and row order."""
+"""Fields of a source on which entries do not depend, or only by path and row order."""
 
 Encoding = dict[str, Any]
-"""How columns became numbers, see :mod:`vfl_flower.data.encoding`."""
+"""The encoding of columns as numbers, see :mod:`vfl_flower.data.encoding`."""
 
 Shape = tuple[str, tuple[int, ...]]
 """Type and shape of an array in a file."""
@@ -49,8 +49,8 @@ Shape = tuple[str, tuple[int, ...]]
 class Converted:
     """A party file after conversion: float64, rows in the file's order.
 
-    X is finite; y is NaN where another party has the label; the encoding says how X
-    was made, see :mod:`vfl_flower.data.encoding`.
+    X is finite; y is NaN where another party has the label; the encoding describes how
+    X was made, see :mod:`vfl_flower.data.encoding`.
     """
 
     X: Array
@@ -61,9 +61,10 @@ class Converted:
 
 
 class StoredIds(Sequence[str]):
-    """The ids of the rows, mapped from a file of their bytes and one of their places.
+    """The ids of the rows, memory-mapped from a file of bytes and a file of offsets.
 
-    `data` has the ids in UTF-8; `at`, (n + 1,), where each starts, and the last ends.
+    `data` has the ids in UTF-8; `at`, shape (n + 1,), the start of each id, and the end
+    of the last.
     """
 
     def __init__(self, data: Array, at: Array) -> None:
@@ -74,14 +75,14 @@ class StoredIds(Sequence[str]):
         return len(self._at) - 1
 
     def __getitem__(self, row: Any) -> Any:
-        """Return the id of a row, or those of several."""
+        """Return the id of one row, or the ids of a slice."""
         if isinstance(row, slice):
             return [self[k] for k in range(len(self))[row]]
         row = range(len(self))[row]
         return self._data[self._at[row] : self._at[row + 1]].tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the ids, some thousands at a time."""
+        """Yield the ids, reading some thousands at a time."""
         for start in range(0, len(self), 2**14):
             at = self._at[start : start + 2**14 + 1]
             block = self._data[at[0] : at[-1]].tobytes()
@@ -114,9 +115,9 @@ class CacheEntry:
         encoding: Encoding | None,
         order: str = "",
     ) -> CacheEntry:
-        """Return the entry, named by all that its content depends on.
+        """Return the entry, named by a digest of all that its content depends on.
 
-        `order` is the key of the order of its rows, if that is not the file's.
+        `order` is the key of the row order, if it differs from the file's order.
         """
         root = os.environ.get("VFL_FLOWER_CACHE")
         if not root:
@@ -147,7 +148,7 @@ class CacheEntry:
         return self.folder / f"{self.file}-{key}{ending}"
 
     def _check_own(self) -> None:
-        """Raise ``OSError`` where another user could have written the entry."""
+        """Raise ``OSError`` if another user could have written the entry."""
         check_no_link(self.folder)
         about = self.folder.stat()
         if os.name == "posix" and (
@@ -158,7 +159,7 @@ class CacheEntry:
             check_no_link(self._path(ending))
 
     def load_ids(self) -> StoredIds | None:
-        """Map the ids of the rows into memory; None where there are none."""
+        """Map the ids of the rows into memory; return None if there are none."""
         try:
             self._check_own()
             data, at = self.map(IDS)
@@ -169,7 +170,7 @@ class CacheEntry:
         return StoredIds(data, at)
 
     def load(self) -> Converted | None:
-        """Map the entry into memory; None if there is no sound one of this user."""
+        """Map the entry into memory; return None unless it is valid and this user's."""
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())
@@ -203,7 +204,7 @@ class CacheEntry:
             yield files
 
     def _make_folder(self) -> None:
-        """Make the folder, and remove what belongs to an earlier state of the file."""
+        """Create the folder, and remove entries of an earlier state of the file."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_no_link(self.folder)
         self.folder.chmod(0o700)
@@ -212,12 +213,12 @@ class CacheEntry:
                 if tuple(json.loads(old.read_text())["stamp"]) != self.stamp:
                     for ending in (".json", ".X.npy", ".y.npy"):
                         old.with_name(old.stem + ending).unlink(missing_ok=True)
-                    for ending in IDS:  # those of this state are written again
+                    for ending in IDS:  # ids of the current state are written again
                         for ids in self.folder.glob(f"{self.file}-*{ending}"):
                             ids.unlink(missing_ok=True)
 
     def seal(self, converted: Converted) -> None:
-        """Write what makes the entry complete."""
+        """Write the last file, which makes the entry complete."""
         about = {
             "rows": len(converted.X),
             "columns": converted.columns,
@@ -230,12 +231,12 @@ class CacheEntry:
         write_whole(self._path(".json"), content, private=True)
 
     def map(self, endings: Iterable[str]) -> list[Array]:
-        """Map files that were written into memory."""
+        """Map files of the entry into memory."""
         files = (np.load(self._path(end), mmap_mode="r") for end in endings)
         return [np.asarray(file) for file in files]
 
     def remove(self) -> None:
-        """Remove what was written of the entry."""
+        """Remove the files of the entry."""
         for ending in ENDINGS:
             self._path(ending).unlink(missing_ok=True)
 

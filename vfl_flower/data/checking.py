@@ -1,4 +1,4 @@
-"""What a party should know of its file before a run: all at once, without a value."""
+"""Check a party file before a run: all findings at once, without data values."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ APART = 1000.0
 """Ratio of standard deviations from which columns differ in scale."""
 
 FEW_ROWS = 20
-"""Rows below which nothing is said of how values are distributed."""
+"""Minimum number of rows for findings about the distribution of values."""
 
 LEAST_OF_LEVEL = 5
-"""Rows of the most frequent text of a column below which no text is a level to share:
-ids of which each has a few rows."""
+"""If the most frequent text of a column has fewer rows, its texts are no levels to
+share but ids, each with a few rows."""
 
 CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
-"""Numbers that often stand for a missing value at an end of a column."""
+"""Numbers that often mark a missing value, if they are an extreme of the column."""
 
 _ID = re.compile(
     r"(^|[_\W])(id|key|uuid|no|nr|number|index)$|[a-z]I[dD]$", re.IGNORECASE
@@ -41,9 +41,9 @@ _ID = re.compile(
 
 
 def check(source: PartySource) -> Checked:
-    """Look at all of a party's file; report what is wrong and what will be done.
+    """Check all of a party's file; report the faults and how columns are converted.
 
-    Only the examples of the findings are values of the data.
+    Only the findings' examples contain values of the data.
     """
     try:
         file = party_file(source)
@@ -53,7 +53,7 @@ def check(source: PartySource) -> Checked:
         survey = Survey(file, checking=True)
         file.check_unchanged(stamp)
     except PartyError as error:
-        # What stops a reader stands alone: nothing else can be told of the file.
+        # An error of the reader is reported alone: nothing else is known of the file.
         about = "header" if "header" in str(error) else "file"
         return Checked(0, 0, [fault(about, None, str(error))], source)
     findings = [*survey.faults, *_findings(survey, source)]
@@ -63,7 +63,7 @@ def check(source: PartySource) -> Checked:
 
 
 def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
-    """Yield warnings and notes; what must be fixed is known already."""
+    """Yield warnings and notes; the faults are known already."""
     features = [survey.columns[name] for name in survey.plan.features]
     yield from survey.table.notes
     entries = {entry["name"]: entry for entry in survey.encoding["columns"]}
@@ -125,7 +125,7 @@ def _of_column(
 
 
 def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
-    """Yield which ends of numbers are doubtful, of features and of labels."""
+    """Yield warnings about doubtful extremes, in features and labels."""
     name, numbers = column.name, column.numbers
     ends = [(numbers.least, numbers.at_least), (numbers.most, numbers.at_most)]
     for end, times in ends:
@@ -175,7 +175,7 @@ def _like_ids(column: Column) -> bool:
 def _doubt_levels(
     column: Column, entry: dict[str, Any], source: PartySource
 ) -> Finding | None:
-    """Return why texts should be no levels, in the place of what they become."""
+    """Return a warning if texts should not be levels, to replace the usual note."""
     name, count, what = column.name, len(column.levels), f"column {column.name!r}"
     examples = tuple(entry["levels"])
     if count == 1:
@@ -193,7 +193,7 @@ def _doubt_levels(
 
 
 def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
-    """Yield what is likely to be one text, or one number, in the place of several."""
+    """Yield warnings about texts that are probably spellings of the same text."""
     name = column.name
     if count := len(column.spelled) - len(column.levels):
         text = f"{what} has {count} texts that count as another one, since they differ "

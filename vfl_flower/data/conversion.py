@@ -38,11 +38,11 @@ from vfl_flower.typing import Array
 logger = logging.getLogger("vfl_flower")
 
 TAKEN = 2**12
-"""Rows that are put in order at once."""
+"""Rows that are reordered at a time."""
 
 
 def open_table(file: PartyFile) -> tables.Table:
-    """Return the columns of the file or the query; no row is read yet."""
+    """Return the table of the file or the query; no row is read yet."""
     if file.source.data.startswith(QUERY):
         return tables.query_table(file.source.data[len(QUERY) :], file.who)
     files = files_of(file.path)
@@ -65,11 +65,11 @@ def header_of(file: PartyFile) -> list[str]:
 
 
 class Plan:
-    """Which columns of a file are features, ids and labels.
+    """The features, ids and labels among the columns of a file.
 
     ids, label: the columns of ids and of labels, if the file has them.
-    features: in the order of X; none until they are chosen.
-    faults: what is wrong with the options or the names; the rest is read all the same.
+    features: the feature columns in the order of X; empty until they are chosen.
+    faults: errors in the options or names; the rest of the file is still read.
     """
 
     def __init__(self, header: Sequence[str], file: PartyFile) -> None:
@@ -98,7 +98,7 @@ class Plan:
         self.faults.append(fault("options", column, text, option))
 
     def add_features(self, encoding: Encoding | None) -> None:
-        """Choose the features: by the options, or as they were in training."""
+        """Choose the features: by the options, or as in training."""
         who = self._file.who
         rest = [name for name in self._names if name not in (self.ids, self.label)]
         try:
@@ -121,8 +121,8 @@ class Plan:
     def _elsewhere(self) -> set[str]:
         """Check the names in the options; return columns of the folder's other files.
 
-        In a folder every party has the same options, so a column that they name may be
-        in another file.
+        All parties of a folder share the options, so a column that they name may be in
+        the file of another party.
         """
         file, source, names = self._file, self._file.source, self._names
         label = source.label_column
@@ -159,19 +159,18 @@ class Plan:
 
 
 class Survey:
-    """What is known of a party file from all of its rows, of which it keeps none.
+    """A summary of a party file, computed from all rows without storing any.
 
-    table, plan: its columns, and which are features, ids and labels.
-    columns: what the features and the labels hold.
-    labels, ids: those of the file, if it has them; no labels where new rows miss all.
-    encoding: how the features become numbers.
-    faults: all that must be fixed.
-    rows, empty: the rows, and how many have no value in any feature, for a check.
-    id_forms: how the ids are written, for a check.
+    table, plan: the table, and which columns are features, ids and labels.
+    columns: statistics of the features and the labels.
+    labels, ids: the labels and ids of the file, if any; new rows may have no labels.
+    encoding: the encoding of the features as numbers.
+    faults: all faults, which must be fixed.
+    rows, empty: number of rows, and of rows without a value in any feature.
+    id_forms: the forms of the ids, for a check.
 
-    If `rows_used` gives rows by their places in the file, only these count. Raises
-    PartyError if the file cannot be read, or has no header or no rows, so that nothing
-    more is known.
+    If `rows_used` has row numbers of the file, only these rows are read. Raises
+    PartyError at once if the file cannot be read, or has no header or no rows.
     """
 
     def __init__(
@@ -249,7 +248,7 @@ class Survey:
 
 
 def _kept(table: tables.Table, rows: Array) -> tables.Table:
-    """Return a table with some of the rows only, in the order of the file."""
+    """Return a table with only some of the rows, in the order of the file."""
     places = np.sort(rows)
 
     def read(names: Sequence[str]) -> Iterator[Any]:
@@ -269,9 +268,9 @@ def convert(
     order: RowOrder | None,
     ids: Sequence[str] | None,
 ) -> Converted:
-    """Read a party file, check it, and turn it into one float64 matrix in the cache.
+    """Read a party file, check it, and convert it to one float64 matrix in the cache.
 
-    With an `order`, X has these rows of the file, whose `ids` were read before.
+    With an `order`, X has only the rows of the order; `ids` are the ids of the file.
     """
     who, rows = file.who, None
     if order is not None:
@@ -298,7 +297,7 @@ def convert(
 
 
 def _log_done(survey: Survey, file: PartyFile, fitted: bool) -> None:
-    """Log what was done, as a warning so that it is seen by default."""
+    """Log how the file was converted, as a warning, which is shown by default."""
     done = [*survey.table.notes]
     for entry in survey.encoding["columns"]:
         done += done_with(survey.columns[entry["name"]], entry, file.source, fitted)
@@ -311,13 +310,13 @@ def _log_done(survey: Survey, file: PartyFile, fitted: bool) -> None:
 def _stored(
     survey: Survey, file: PartyFile, entry: CacheEntry, rows: Array | None
 ) -> tuple[Array, Array | None]:
-    """Return X and y, mapped from the cache or, where it has no place, in memory."""
+    """Return X and y, mapped from the cache, or in memory if it cannot be written."""
     n, d = survey.rows, len(columns_of(survey.encoding))
     shapes: dict[str, Shape] = {".X.npy": ("<f8", (n, d))}
     if survey.labels is not None:
         shapes[".y.npy"] = ("<f8", (n,))
     ids = survey.ids.shapes if survey.ids is not None and rows is None else {}
-    # Written as the file has the rows, and then as the order has them.
+    # Written first in the order of the file, and then in the given order.
     places = None if rows is None else np.argsort(np.argsort(rows))
     with file.reading():
         try:
@@ -344,7 +343,7 @@ def _stored(
 
 
 def _write(survey: Survey, file: PartyFile, files: Sequence[Any]) -> None:
-    """Write X, y if there are labels, and the ids if there are files for them."""
+    """Write X, the labels if any, and the ids if there are files for them."""
     plan, labels, rows = survey.plan, survey.labels, 0
     id_files = files[1 + (labels is not None) :]
     writer = IdWriter(survey.ids, id_files) if survey.ids and id_files else None
@@ -362,7 +361,7 @@ def _write(survey: Survey, file: PartyFile, files: Sequence[Any]) -> None:
 
 
 def convert_ids(file: PartyFile, entry: CacheEntry) -> Sequence[str] | None:
-    """Return the ids in the order of the file, by the cache; None without a column."""
+    """Return the ids in file order, through the cache; None without an id column."""
     with file.reading():
         table = open_table(file)
         plan = Plan(table.names, file)
@@ -391,7 +390,7 @@ def _not_kept(file: PartyFile, entry: CacheEntry, error: OSError) -> None:
 
 
 def _check_unchanged(file: PartyFile, entry: CacheEntry) -> None:
-    """Raise PartyError if the file is not as it was, and remove its entry."""
+    """If the file has changed, remove its cache entry and raise PartyError."""
     try:
         file.check_unchanged(entry.stamp)
     except PartyError:
@@ -402,7 +401,7 @@ def _check_unchanged(file: PartyFile, entry: CacheEntry) -> None:
 def choose(
     names: Sequence[str], source: PartySource, elsewhere: Collection[str] = ()
 ) -> list[str]:
-    """Return the feature columns in the order that the option gives them."""
+    """Return the feature columns, in the order of the option ``columns`` if set."""
     who, wanted = source.who, source.columns
     if wanted is None:
         features = list(names)

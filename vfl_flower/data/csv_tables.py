@@ -1,4 +1,4 @@
-"""Delimited text, compressed or not: how it is written, and its rows."""
+"""Delimited text, compressed or not: its layout and its rows."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ SAMPLE = 2**16
 """Characters from which the delimiter and the header of a CSV are inferred."""
 
 FIRST_LINES = 16
-"""Lines of a CSV from which the delimiter and the header are inferred, at least."""
+"""Minimum number of lines from which delimiter and header of a CSV are inferred."""
 
 MOST_OF_COLUMN = 255
-"""Most characters in the name of a column."""
+"""Maximum number of characters in a column name."""
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-"""What may separate the fields of a row, in words."""
+"""Possible field separators, with their names."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a CSV is written: its encoding, delimiter, and names of its columns."""
+    """The layout of a CSV: its encoding, delimiter and column names."""
 
     encoding: str
     delimiter: str
@@ -55,7 +55,7 @@ class Layout:
 
 
 class _Counted(io.RawIOBase):
-    """A compressed stream, which is read as far as its size on the disk allows."""
+    """A compressed stream, read up to a limit that its size on the disk sets."""
 
     def __init__(self, inner: IO[bytes], size: int) -> None:
         self._inner, self._size, self._read = inner, size, 0
@@ -73,7 +73,7 @@ class _Counted(io.RawIOBase):
 
 @contextlib.contextmanager
 def _bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of text, compressed or not."""
+    """Open a text file, compressed or not."""
     suffix = path.suffix.lower()
     with contextlib.ExitStack() as stack:
         if suffix == ".zip":
@@ -90,10 +90,10 @@ def _bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _utf8(path: Path, encoding: str) -> Iterator[str]:
-    """Give the path of a text in UTF-8, for pyarrow, which unpacks ``.gz`` itself.
+    """Yield the path of a UTF-8 text for pyarrow, which unpacks ``.gz`` itself.
 
-    It would read a Python file on a thread of its own, and a process that ends while
-    that thread calls into Python aborts (apache/arrow#34314).
+    pyarrow would read a Python file object in a separate thread, and a process that
+    ends while that thread calls into Python aborts (apache/arrow#34314).
     """
     if encoding == "utf-8-sig" and path.suffix.lower() != ".zip":
         yield str(path)
@@ -109,9 +109,9 @@ def _utf8(path: Path, encoding: str) -> Iterator[str]:
 
 
 def _encoding(path: Path) -> str:
-    """Return the encoding: by its mark, UTF-8 where it is that, else a code page.
+    """Return the encoding: by a byte order mark, else UTF-8 if valid, else a code page.
 
-    This is Windows-1252, or Latin-1 where a byte has no sign there.
+    The code page is Windows-1252, or Latin-1 if a byte is undefined in Windows-1252.
     """
     with _bytes(path) as file:
         start = file.read(SAMPLE)
@@ -130,7 +130,7 @@ def _encoding(path: Path) -> str:
 
 
 def layout_of(path: Path, source: PartySource) -> Layout:
-    """Return how a CSV is written, from its first lines; its encoding from all."""
+    """Return the layout of a CSV, from its first lines; the encoding from all lines."""
     encoding = source.text_encoding or _encoding(path)
     lines: list[str] = []
     size, complete = 0, False
@@ -159,14 +159,14 @@ def layout_of(path: Path, source: PartySource) -> Layout:
 
 
 def _sniff(lines: Sequence[str]) -> str:
-    """Return the delimiter that gives most rows one number of fields above 1."""
+    """Return the delimiter that gives the most rows the same number of fields, > 1."""
 
     def score(delimiter: str) -> tuple[float, int]:
         with contextlib.suppress(csv.Error):
             records = csv.reader(lines, delimiter=delimiter)
             widths = [len(record) for record in records if record][:200]
             if widths and widths[0] > 1:
-                # A title or a broken row does not change what separates the others.
+                # A title or a broken row must not change the choice for other rows.
                 return round(widths.count(widths[0]) / len(widths), 1), widths[0]
         return 0.0, 0
 
@@ -180,9 +180,9 @@ _VALUE = re.compile(
 
 
 def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
-    """Return whether the first record looks like the others, so that it is a row.
+    """Return whether the first record looks like the other rows, and so is a row.
 
-    Numbers may be names where they are years, or count as those of pandas do.
+    Numbers may be names if they are years, or count up like the names of pandas.
     """
     if not rows:
         return False
@@ -223,7 +223,7 @@ def csv_table(path: Path, source: PartySource) -> Table:
         raise PartyError(f"{what} {rule}")
     _check_names(layout.names, what)
     if layout.headerless:
-        # Nothing else is said, since each name of a column would be a value.
+        # Nothing else is reported, since each column name would be a value.
         raise PartyError(
             f"{what} has no header: its first line holds values; add the names of the "
             "columns, or set header=false"
@@ -262,7 +262,7 @@ def csv_table(path: Path, source: PartySource) -> Table:
 @shapes_only
 @dataclass
 class _Rows:
-    """The rows of a CSV, and what is wrong with them once all were read."""
+    """The rows of a CSV, and their faults once all rows have been read."""
 
     path: Path
     source: PartySource
@@ -270,7 +270,7 @@ class _Rows:
     lines: int
     """Lines of the file that are not blank."""
     blank: int
-    """Rows of delimiters alone, which are left out."""
+    """Rows with delimiters only, which are left out."""
     faults: list[Finding] = field(default_factory=list)
 
     def read(self, wanted: Sequence[str]) -> Iterator[Any]:
@@ -334,7 +334,7 @@ class _Rows:
             )
 
     def _swallowing(self) -> int:
-        """Return the line of the first record with records in a text of it, or 0."""
+        """Return the line of the first record whose text contains records, or 0."""
         held: list[str] = []
 
         def lines(file: IO[bytes]) -> Iterator[str]:
@@ -346,7 +346,7 @@ class _Rows:
             reader = csv.reader(lines(file), delimiter=self.layout.delimiter)
             width = len(self.layout.names) - 1
             for _ in reader:
-                # Of the last line of a text only what is before its closing quote.
+                # In the last line of a text, only the part before its closing quote.
                 texts = (line.partition('"')[0] for line in held[1:])
                 if any(text.count(self.layout.delimiter) == width for text in texts):
                     return reader.line_num - len(held) + 1
@@ -355,7 +355,7 @@ class _Rows:
 
 
 def _lines(path: Path, layout: Layout) -> tuple[int, int]:
-    """Return how many lines of a CSV have text, and how many delimiters alone."""
+    """Return how many lines of a CSV have text, and how many have only delimiters."""
     between = layout.delimiter.encode()
     ends = b'\0\r\n "' + between
     lines = blank = 0
@@ -369,7 +369,7 @@ def _lines(path: Path, layout: Layout) -> tuple[int, int]:
 
 
 def _check_names(names: Sequence[str], file: str) -> None:
-    """Refuse a first line that cannot be names, without a word of it."""
+    """Refuse a first line that cannot be column names, without quoting it."""
     what = f"the first line of {file}"
     if names[0].startswith(("<!", "<?", "<html", "<table", '{"', '[{"')):
         raise PartyError(f"{file} is HTML, XML or JSON, not CSV")

@@ -7,13 +7,13 @@ encoded as those that a model was trained on. It is a dict that JSON can hold::
                                "fill": [0.25, 0.75], "mean": [], "scale": []}, ...]}
 
 ``levels`` is None for numbers. ``fill`` (for a missing value), ``mean`` and ``scale``
-have one number, in its unit, for each column that the source column became, and none
-where nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
-``"other": true`` the last level stands for all texts that are none of the others, with
+have one number, in its unit, for each column that the source column became, and are
+empty if nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
+``"other": true`` the last level stands for all texts that are not levels, with
 ``"kind": "date"`` the numbers are days. Texts are compared in their normal form (NFKC,
-without blanks at their ends). ``"later"`` is how many values of training were missing,
-which stay NaN until the parties know the mean over all.
-``classes`` beside ``columns`` are the texts of the labels that became 0, 1 and so on.
+without blanks at their ends). ``"later"`` is the number of values that were missing in
+training, which stay NaN until the parties know the mean over all parties.
+``classes``, beside ``columns``, has the texts of the labels that became 0, 1 and so on.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.typing import Array
 
 MAX_LEVELS = 100
-"""Levels that a text column may have without an option; of more, some become one."""
+"""Levels that a text column may have by default; with more, some are merged."""
 
 KEPT_LEVELS = 20
-"""Levels that a text column of more than `MAX_LEVELS` keeps, besides "other"."""
+"""Levels that a text column with more than `MAX_LEVELS` keeps, besides "other"."""
 
 LEAVE_OUT = "leave it out: columns lists those to use"
 """What may be done with a column that cannot become numbers."""
 
 TEXT = ("text", "levels")
-"""Kinds of columns that have levels."""
+"""Kinds of columns with levels."""
 
 FORMAT = 2
-"""Latest format of an encoding: 2 where it has dates or the level "other", else 1."""
+"""Latest format of an encoding: 2 if it has dates or the level "other", else 1."""
 
 
 def fit(
@@ -57,9 +57,9 @@ def fit(
     source: PartySource,
     medians: Mapping[str, float],
 ) -> tuple[Encoding, list[Finding]]:
-    """Return the encoding of the features `names`, and what must be fixed in them.
+    """Return the encoding of the features `names`, and the faults found in them.
 
-    `medians` are those of the columns of numbers, if the option ``impute`` needs them.
+    `medians` are the medians of number columns, if the option ``impute`` needs them.
     """
     entries: list[dict[str, Any]] = []
     faults: list[Finding] = []
@@ -93,7 +93,7 @@ def fit(
 def _unfilled(
     columns: Mapping[str, Column], entries: Sequence[dict[str, Any]], text: str
 ) -> list[Finding]:
-    """Return as a fault which columns have gaps that nothing fills."""
+    """Return a fault that names the columns with gaps that nothing fills."""
     gaps = [
         f"{columns[entry['name']].numbers.gaps} in column {entry['name']!r}"
         for entry in entries
@@ -106,7 +106,7 @@ def _unfilled(
 
 
 def check_column(column: Column, source: PartySource) -> list[Finding]:
-    """Return why a column cannot be a feature; nothing where it can."""
+    """Return the reasons why a column cannot be a feature, possibly none."""
     name, numbers = column.name, column.numbers
     what = f"column {name!r} of {source.who}"
 
@@ -150,7 +150,7 @@ def check_column(column: Column, source: PartySource) -> list[Finding]:
 def _check_levels(
     column: Column, fixed: Sequence[str], source: PartySource, what: str
 ) -> list[Finding]:
-    """Return why a text column cannot have the levels that are given for it."""
+    """Return the reason why the given levels do not fit a text column, if any."""
     unknown = sorted(column.levels.keys() - set(fixed))
     text, examples = "", list[str]()
     if column.overflow:
@@ -172,7 +172,7 @@ def _infinite(numbers: Numbers) -> str:
 
 
 def _size_fault(column: Column) -> str:
-    """Return why the numbers of a column are too large or too small, or ""."""
+    """Return the reason why numbers of a column are too large or too small, or ""."""
     if column.rounded:
         return "must have no integer above 2^53, whose last digits are lost"
     return size_fault(column.numbers.largest)
@@ -181,10 +181,10 @@ def _size_fault(column: Column) -> str:
 def nearly_numbers(
     column: Column, what: str, fewest: int = kinds.FEWEST_NUMBERS
 ) -> list[Finding]:
-    """Return why a column of text has numbers rather than levels; else nothing.
+    """Return a fault if a text column holds numbers rather than levels.
 
-    Four rows in five hold numbers then, `FEWEST_NUMBERS` different ones or more, or
-    `fewest` or more if nothing stands beside the numbers.
+    It does if four rows in five hold numbers, and at least `FEWEST_NUMBERS` of them
+    differ (`fewest`, if no number has a unit or other text beside it).
     """
     if column.kind != "text":
         return []
@@ -207,7 +207,7 @@ def nearly_numbers(
 def fit_new(
     columns: Mapping[str, Column], encoding: Encoding, who: str
 ) -> list[Finding]:
-    """Return what must be fixed in new rows for an encoding of training."""
+    """Return the faults of new rows that are encoded like the training rows."""
     faults: list[Finding] = []
     for entry in encoding["columns"]:
         name = entry["name"]
@@ -228,7 +228,7 @@ def encode(
     encoding: Encoding,
     who: str,
 ) -> Array:
-    """Return the features of a block of rows, Arrow columns by name, shape (b, d)."""
+    """Return the features, shape (b, d), of a block of rows: Arrow columns by name."""
     features: list[Array] = []
     for entry in encoding["columns"]:
         levels, column = entry["levels"], columns[entry["name"]]
@@ -247,7 +247,7 @@ def encode(
 def done_with(
     column: Column, entry: dict[str, Any], source: PartySource, fitted: bool
 ) -> Iterator[Finding]:
-    """Yield what is done with a feature, in training or by an encoding of training."""
+    """Yield notes on the encoding of a feature, in training (`fitted`) or later."""
     name, numbers, what = column.name, column.numbers, f"column {column.name!r}"
     if numbers.gaps and (entry["fill"] or "later" in entry):
         fill = f"its {source.impute}" if fitted else "its fill of training"
@@ -272,7 +272,7 @@ def done_with(
 
 
 def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Finding:
-    """Return which columns of 0 and 1 a text column becomes."""
+    """Return a note on the columns of 0 and 1 that a text column becomes."""
     name, count, levels = column.name, len(column.levels), tuple(entry["levels"])
     what = f"column {name!r}"
     if name in source.levels:
@@ -287,7 +287,7 @@ def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Fi
 
 
 def code_warnings(column: Column, what: str) -> Iterator[Finding]:
-    """Yield that texts are whole numbers, where one has leading zeros."""
+    """Yield a warning if texts are whole numbers with leading zeros."""
     if kinds.are_codes(column.levels):
         text = f"{what} holds whole numbers with leading zeros, read as codes: write "
         text += "them without these zeros where they are numbers"
@@ -295,7 +295,7 @@ def code_warnings(column: Column, what: str) -> Iterator[Finding]:
 
 
 def number_notes(column: Column, what: str) -> Iterator[Finding]:
-    """Yield how numbers are written, of features and of labels."""
+    """Yield notes on the notation of numbers, in features and labels."""
     name = column.name
     if column.kind == "truth":
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
@@ -315,7 +315,7 @@ def encode_arrays(
     source: PartySource,
     encoding: Encoding | None = None,
 ) -> Encoding:
-    """Scale finite numbers in place, as in training or anew; return their encoding."""
+    """Scale finite numbers in place, as in training if encoded; return the encoding."""
     fitted = encoding is None
     if encoding is None:
         encoding = {"format": 1, "columns": [_new(name) for name in names]}
@@ -362,9 +362,10 @@ def columns_of(encoding: Encoding) -> list[str]:
 
 
 def text_kinds(encoding: Encoding) -> dict[str, list[str]]:
-    """Return what the columns with levels may be taken for in a few new rows.
+    """Return the kinds that each column with levels may have in a few new rows.
 
-    One whose levels look like numbers or dates must be text; others may hold no levels.
+    A column whose levels look like numbers or dates must be text; the new rows of other
+    columns may hold no level at all.
     """
     not_text = re.compile(r"\s*([-+.,]*\d|(inf|infinity)\s*$)", re.IGNORECASE)
     rest = [kind for kind in kinds.KINDS if kind != "truth"]
@@ -383,7 +384,7 @@ def _new(name: str) -> dict[str, Any]:
 def _applied(
     entry: dict[str, Any], code: int, numbers: Array, gaps: Array, who: str
 ) -> Array:
-    """Return one column with its gaps filled and scaled; zeros where it is constant."""
+    """Return one column, filled and scaled; zeros if it was constant in training."""
     figures = [entry[key][code] for key in ("fill", "mean", "scale") if entry[key]]
     if "later" in entry:
         numbers = np.where(gaps, np.nan, numbers)
@@ -393,7 +394,7 @@ def _applied(
         numbers = np.zeros(len(numbers))
     elif entry["scale"]:
         numbers = (numbers - entry["mean"][code]) / entry["scale"][code]
-    unfilled = gaps.any() and not entry["fill"]  # which the caller refuses
+    unfilled = gaps.any() and not entry["fill"]  # refused by the caller
     if not (unfilled or (np.isfinite(figures).all() and np.isfinite(numbers).all())):
         raise PartyError(
             f"column {entry['name']!r} of {who} has values too large to be filled or "
@@ -450,7 +451,7 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
 
 
 def _codes(texts: Any, entry: Mapping[str, Any]) -> Array:
-    """Return the place of each text in the levels; NaN: missing, -1: not a level."""
+    """Return the index of each text in the levels; NaN: missing, -1: not a level."""
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0
@@ -458,7 +459,7 @@ def _codes(texts: Any, entry: Mapping[str, Any]) -> Array:
 
 
 def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
-    """Return why a column of this kind is not what training had, or ""."""
+    """Return the reason why a column's kind differs from training, or ""."""
     if entry["levels"] is not None:
         rule, fits = "text", kind in TEXT
     elif entry.get("kind") == "date":
@@ -474,9 +475,9 @@ def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
 
 
 class Labels:
-    """A column of labels; its `classes` become 0, 1 and so on, None for numbers.
+    """A column of labels, whose `classes` become 0, 1 and so on (None for numbers).
 
-    New rows have the classes of the encoding, those of training.
+    For new rows, the classes are the training classes in the encoding.
     """
 
     def __init__(self, column: Column, encoding: Encoding, fitted: bool) -> None:
@@ -489,7 +490,7 @@ class Labels:
             self.classes = sorted(column.levels)
 
     def faults(self, who: str) -> list[Finding]:
-        """Return what must be fixed in the labels."""
+        """Return the faults of the labels."""
         column, numbers, fitted = self.column, self.column.numbers, self._fitted
         what = f"label-column {column.name!r} of {who}"
         about, rule = "labels", ""
@@ -518,7 +519,7 @@ class Labels:
         return [finding] if rule else []
 
     def notes(self) -> Iterator[Finding]:
-        """Yield which labels are missing, and what classes become."""
+        """Yield notes on missing labels and on the numbers that classes become."""
         numbers, classes = self.column.numbers, self.classes
         name, what = self.column.name, f"label-column {self.column.name!r}"
         if numbers.gaps and numbers.known:

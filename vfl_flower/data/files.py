@@ -1,7 +1,7 @@
-"""The file of a party: where it is, its state, and its converted form in the cache.
+"""The file of a party: its path, its state, and its converted form in the cache.
 
-Nothing here imports pyarrow: :mod:`vfl_flower.data.conversion` does, and is imported
-where the cache has no entry.
+This module does not import pyarrow: :mod:`vfl_flower.data.conversion` does, and is
+imported only if the cache has no entry.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TEXTS = {".csv": "", ".tsv": "\t"}
 """Endings of delimited text, and the delimiter that they fix."""
 
 PACKED = (".gz", ".zip")
-"""Endings of compressed text; a zip file has one member."""
+"""Endings of compressed text; a zip file contains one file."""
 
 FORMATS = (*(".arrow", ".csv", ".feather", *PACKED), *(".npz", ".parquet", ".tsv"))
 """Endings of party files."""
 
 CSV_BLOCK = 2**20
-"""Bytes of a CSV parsed at a time, and the most that one row may have."""
+"""Bytes of a CSV that are parsed at a time, and the maximum length of a row."""
 
 FORMS = {
     **dict.fromkeys(
@@ -47,7 +47,7 @@ FORMS = {
     ".npz": "NPZ with a matrix X and optional y, ids, columns (no pickled objects)",
     "": "the result of a query: fix the query",
 }
-"""What a file that cannot be read should be, by its ending."""
+"""Expected form of a file that cannot be read, by its ending."""
 
 
 def name_of(path: Path) -> str:
@@ -58,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a path: one, a pattern's, or a folder's of Parquet."""
+    """Return the files of a path: one file, a pattern's or a Parquet folder's."""
     if "*" in path.name:
         return sorted(path.parent.glob(path.name))
     if path.suffix.lower() == ".parquet" and path.is_dir():
@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def ending(path: Path) -> str:
-    """Return the ending that says the format: ``.csv`` for ``a.csv.gz``."""
+    """Return the ending that determines the format: ``.csv`` for ``a.csv.gz``."""
     last = path.suffix.lower()
     if last not in PACKED:
         return last
@@ -80,7 +80,7 @@ def ending(path: Path) -> str:
 
 
 def member_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """Return the only file of an archive; raise PartyError if it has none or more."""
+    """Return the only file in an archive; raise PartyError unless there is just one."""
     entries = [
         entry
         for entry in archive.infolist()
@@ -96,7 +96,7 @@ def member_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
 @shapes_only
 @dataclass(frozen=True)
 class PartyFile:
-    """A party's file and how it is read."""
+    """A party's file, with the options for reading it."""
 
     path: Path
     source: PartySource
@@ -107,7 +107,7 @@ class PartyFile:
     def of(
         cls, path: Path, source: PartySource, folder: Sequence[Path] = ()
     ) -> PartyFile:
-        """Return the file, whose name is the party's if the party has no other."""
+        """Return the file; its name becomes the party's name unless one is given."""
         return cls(path, replace(source, name=source.name or name_of(path)), folder)
 
     @property
@@ -121,12 +121,12 @@ class PartyFile:
         return f"the data file of {self.who}"
 
     def stamp(self) -> tuple[int, int]:
-        """Return what changes with a file: its size and its modification time.
+        """Return the size and modification time of the file, to detect a change.
 
-        Nothing is opened: a pipe would wait, and a device may never end. Of a query it
-        is that of the files named in it, in single quotes; where there are none, it is
-        new each time, so that the query runs for each message. Raises PartyError if
-        there is no such file, or none with content.
+        Nothing is opened: a pipe would wait, and a device may never end. The stamp of a
+        query is the stamp of the files that it names in single quotes; if it names
+        none, the stamp is new each time, so that the query runs for each message.
+        Raises PartyError if the file does not exist or is empty.
         """
         if self.source.data.startswith(QUERY):
             quoted = re.findall("'([^']+)'", self.source.data)
@@ -165,12 +165,12 @@ class PartyFile:
             raise self.changed()
 
     def changed(self) -> PartyError:
-        """Return the error of a file that is not as it was."""
+        """Return the error for a file that has changed."""
         return PartyError(f"{self.what} changed while it was read")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Turn what a reader raises on a bad file into one sentence without values."""
+        """Turn any error of a reader into a PartyError without values."""
         try:
             yield
         except (PartyError, MemoryError):
@@ -189,7 +189,7 @@ class PartyFile:
 
     @property
     def ending(self) -> str:
-        """The ending that says the format, of a file that may be damaged."""
+        """The ending that determines the format, even of a damaged file."""
         try:
             return ending(files_of(self.path)[0])
         except Exception:
@@ -197,9 +197,9 @@ class PartyFile:
 
 
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
-    """Return the party files of a folder; the ``index``-th is that of the party.
+    """Return the party files of a folder; the ``index``-th is the party's file.
 
-    Raises PartyError if there are none, or not one for each party.
+    Raises PartyError if there are none, or if their number is not that of the parties.
     """
     visible = (path for path in folder.iterdir() if not path.name.startswith("."))
     files = sorted((p for p in visible if p.suffix.lower() in FORMATS), key=_natural)
@@ -222,7 +222,7 @@ def folder_files(folder: Path, source: PartySource) -> list[Path]:
 
 
 def _natural(path: Path) -> tuple[list[str | int], str]:
-    """Return the sort key that takes digits as a number; equal ones go by name."""
+    """Return a sort key that reads digits as a number; ties are sorted by name."""
     parts = re.split(r"(\d+)", path.stem)
     return [int(part) if part.isdecimal() else part for part in parts], path.name
 
@@ -233,7 +233,7 @@ def from_file(
     folder: Sequence[Path] = (),
     encoding: Encoding | None = None,
 ) -> Party:
-    """Return the party of a file, from the cache if it is there."""
+    """Return the party of a file, from the cache if possible."""
     file, order = PartyFile.of(path, source, folder), _order(source)
     key = "" if order is None else order.key
     entry = CacheEntry.of(path, file.stamp(), source, bool(folder), encoding, key)
@@ -266,7 +266,7 @@ def ids_of_file(file: PartyFile) -> Sequence[str] | None:
 
 
 def _ids_in_file(file: PartyFile) -> Sequence[str] | None:
-    """Return the ids in the order of the file; None without an id column."""
+    """Return the ids in file order; None without an id column."""
     source = file.source
     entry = CacheEntry.of(file.path, file.stamp(), source, False, None)
     if source.id_column and (stored := entry.load_ids()) is not None:
@@ -277,7 +277,7 @@ def _ids_in_file(file: PartyFile) -> Sequence[str] | None:
 
 
 def _order(source: PartySource) -> RowOrder | None:
-    """Return the order that the party's rows have, if it is not that of the file."""
+    """Return the row order of the party, or None for the order of the file."""
     if source.alignment is None:
         return None
     return load_order(source.state_dir, source.alignment)

@@ -1,4 +1,4 @@
-"""What is found in a party file: what must be fixed, and what will be done."""
+"""Findings in a party file: faults to fix, warnings, and notes on the conversion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfl_flower.data.source import PartySource
 from vfl_flower.party.party import PartyError
 
 MOST_FAULTS = 20
-"""Faults that one error names."""
+"""Maximum number of faults that one error lists."""
 
 
 @dataclass(frozen=True)
@@ -19,36 +19,36 @@ class Finding:
     """A single finding in a party file."""
 
     level: Literal["error", "warning", "note"]
-    """``error``: it must be fixed before a run; ``warning``: it needs a look; ``note``:
-    what is done with it."""
+    """``error``: must be fixed before a run; ``warning``: should be checked; ``note``:
+    how the data will be converted."""
     about: str
-    """What it is about, in one word, such as ``dates``."""
+    """The subject in one word, such as ``dates``."""
     column: str | None
     """The column; None: the file."""
     text: str
-    """What is wrong or what will be done, without a value of the data."""
+    """The fault or the conversion, without a value of the data."""
     option: str = ""
-    """The key of the node config that changes it, or what else does."""
+    """The key of the node config, or another option, that changes it."""
     examples: tuple[str, ...] = ()
-    """Values of the data, for the party's own eyes."""
+    """Values of the data, to be shown only to the party."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check of a party file has found."""
+    """The result of checking a party file."""
 
     rows: int
-    """Rows of the file, as far as they could be read."""
+    """Number of rows of the file that could be read."""
     columns: int
-    """Columns of X that its features become."""
+    """Number of columns of X that its features become."""
     findings: list[Finding]
     """Errors first, then warnings, then notes."""
     source: PartySource = field(compare=False)
-    """How the file was read; not compared, as two ways may find the same."""
+    """How the file was read; not compared, since findings may agree all the same."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing must be fixed."""
+        """Whether there is no fault to fix."""
         return all(finding.level != "error" for finding in self.findings)
 
 

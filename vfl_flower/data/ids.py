@@ -1,4 +1,4 @@
-"""The ids of a file: as text, whether they are distinct, and how they are written."""
+"""The ids of a file: as text, with checks of their distinctness and form."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from vfl_flower.data.kinds import decoded, is_text, text_buffers, without_marker
 from vfl_flower.data.statistics import packed
 
 MOST_SIGNS = 1000
-"""Different signs of ids beyond which they are no form."""
+"""Maximum number of different sets of signs for them to count as a form."""
 
 USUAL = 0.8
-"""Share of ids from which a length or signs are the usual ones."""
+"""Minimum share of ids for their length or signs to count as usual."""
 
 
 class Ids:
-    """The ids of the rows, which come block by block: integers or text.
+    """The ids of the rows, added block by block: integers or text.
 
-    Memory is bounded: of each id a hash is kept in a file without a name.
+    Memory is bounded: only a hash of each id is stored, in an unnamed file.
     """
 
     BLOCK = 2**20
@@ -44,7 +44,7 @@ class Ids:
 
     @property
     def digest(self) -> str:
-        """As :func:`~vfl_flower.party.party.digest_ids`."""
+        """The digest that :func:`~vfl_flower.party.party.digest_ids` computes."""
         return self._sha.hexdigest()
 
     def texts(self, array: Any) -> Any:
@@ -53,7 +53,7 @@ class Ids:
         return without_markers(array, self._markers).cast(pa.string())
 
     def add(self, array: Any) -> None:
-        """Take in a block of ids."""
+        """Add a block of ids."""
         self.n += len(array)
         kind = decoded(array).type
         if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
@@ -70,7 +70,7 @@ class Ids:
         self._file.write(hashes.tobytes())
 
     def repeated(self) -> int:
-        """Return how many rows repeat an id, by the hashes of all."""
+        """Return the number of rows that repeat an id, by the hashes of the ids."""
         if not self._file.seek(0, os.SEEK_END):
             return 0
         hashes = np.memmap(self._file, np.int64)
@@ -80,7 +80,7 @@ class Ids:
         return sum(int(np.count_nonzero(b[1:] == b[:-1])) for b in blocks)
 
     def faults(self, who: str) -> list[Finding]:
-        """Return what must be fixed in the ids, once all were taken in."""
+        """Return the faults of the ids, once all have been added."""
         if self.missing:
             rule = f"must have no missing value, {self.missing} found"
         elif not self._typed:
@@ -100,7 +100,7 @@ class Ids:
 
 
 class IdWriter:
-    """Writes ids block by block: their bytes, and where each ends."""
+    """Writes ids block by block: their bytes, and the end of each."""
 
     def __init__(self, ids: Ids, files: Sequence[Any]) -> None:
         self.ids, self.end = ids, 0
@@ -116,7 +116,7 @@ class IdWriter:
 
 
 class IdForms:
-    """Case, signs, digits and lengths of ids, which come block by block."""
+    """Case, signs, digits and lengths of ids, which are added block by block."""
 
     def __init__(self, ids: Ids) -> None:
         self._ids, self._plain = ids, Ids(ids.name, frozenset())
@@ -124,7 +124,7 @@ class IdForms:
         self._signs, self._digits = Counter[str](), Counter[int]()
 
     def add(self, array: Any) -> None:
-        """Take in a block of ids."""
+        """Add a block of ids."""
         texts = pc.drop_null(self._ids.texts(array))
         texts = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, "NFKC"))
         large = pc.match_substring_regex(texts, r"\p{Lu}")
@@ -146,7 +146,7 @@ class IdForms:
         self._plain.add(pc.replace_substring_regex(plain, r"[^\p{L}\p{N}]", ""))
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what other parties may write differently, without an id."""
+        """Yield findings on forms that may differ between parties, without an id."""
         n, name = self._lengths.total(), self._ids.name
         if not n or self._ids.repeated():
             return

@@ -1,9 +1,9 @@
-"""What a column holds, and its values as numbers.
+"""The kind of a column's values, and their conversion to numbers.
 
-A column of text holds the first of these kinds that each of its values is:
+The kind of a text column is the first in this table that fits all of its values:
 
 ==========  ============================================================================
-kind        what becomes of a value
+kind        conversion of a value
 ==========  ============================================================================
 number      the number
 truth       1 for yes, y, true and t, 0 for no, n, false and f, in any case
@@ -11,15 +11,16 @@ comma       the number, with a decimal comma, where commas do not separate field
 date        days since 1970-01-01, with the time of day as a fraction: ``2013-01-31``,
             ``2013-01-31 10:30:00``, with ``Z`` or ``+02:00`` as UTC, ``31.01.2013``;
             a time of day alone is the fraction of a day
-otherdate   refused: ``1/2/2013`` is a day in January or February, ``1.2.13`` of one of
+otherdate   refused: ``1/2/2013`` may be in January or February, ``1.2.13`` in either of
             two centuries, and other forms are not read
 thousands   refused: ``1,234`` where commas separate fields, ``1.234,5`` and ``1 234``
 written     the number, in another notation: a minus sign or dash of Unicode, digits of
             another script, ``1_000``, ``1.5D+02``, ``="5"`` or ``'5``
-text        the place of the level
+text        the index of the level
 ==========  ============================================================================
 
-Whole numbers of which one has a leading zero (``007``) are codes, and stay text.
+If one of a column's whole numbers has a leading zero (``007``), all are codes and stay
+text.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ KINDS = (
 """The kinds of a column of text, in the order in which they are tried."""
 
 NUMERIC = ("number", "truth", "comma", "written")
-"""Kinds that become the numbers that they are."""
+"""Kinds whose values are numbers already."""
 
 REFUSED = {
     "otherdate": "holds dates in several forms, or in one that is ambiguous or not "
@@ -52,7 +53,7 @@ REFUSED = {
     "thousands": "holds numbers with commas, points or blanks in them, which may be "
     "decimal or for thousands: write plain numbers, or list the others in columns",
 }
-"""Kinds that cannot become numbers, and why."""
+"""Kinds that cannot become numbers, with the reason."""
 
 YES, NO = ("yes", "y", "true", "t"), ("no", "n", "false", "f")
 
@@ -87,20 +88,21 @@ _NEAR = re.compile(
 )
 _SIGNS = str.maketrans("\u2010\u2011\u2012\u2013\u2212\u066b", "-----.")
 _RAISED = ("<supe", "<sub>", "<circ")
-"""How Unicode's decompositions begin of digits that are not on the line."""
+"""Start of the Unicode decomposition of a digit that is not on the base line."""
 
 MOST_UNITS = 4
-"""Ways of writing a number besides it, up to which a column of texts has numbers."""
+"""Maximum number of different units for the texts of a column to be numbers."""
 
 FEWEST_NUMBERS = 10
-"""Different numbers of a column from which its texts are no levels."""
+"""Minimum number of different numbers for texts not to be levels."""
 
 
 def kind_of_type(column: Any) -> str | None:
-    """Return the kind of an Arrow column; "" for text to be looked at, None for none.
+    """Return the kind of an Arrow column; "" if its text must be read; None if unknown.
 
-    A categorical column of text is ``levels``, whatever its texts; one of numbers or
-    dates holds these, since a CSV or Parquet file of the same table does.
+    A categorical text column has the kind ``levels``, whatever its values; a
+    categorical column of numbers or dates has the kind of its values, as in a CSV or
+    Parquet file of the same table.
     """
     kind = column.type
     if types.is_dictionary(kind):
@@ -115,13 +117,13 @@ def kind_of_type(column: Any) -> str | None:
 
 
 def is_number(kind: Any) -> bool:
-    """Return whether an Arrow type is that of numbers or of truth values."""
+    """Return whether an Arrow type holds numbers or truth values."""
     tests = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
     return any(test(kind) for test in tests)
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is that of text."""
+    """Return whether an Arrow type holds text."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
@@ -133,7 +135,7 @@ def decoded(column: Any) -> Any:
 
 
 def without_markers(column: Any, markers: frozenset[str]) -> Any:
-    """Return a column of text in which the texts for a missing value are missing."""
+    """Return a text column with missing values in place of the texts that mark them."""
     if not is_text(column.type):
         return column
     column = column.cast(pa.string())
@@ -145,7 +147,7 @@ def without_markers(column: Any, markers: frozenset[str]) -> Any:
 
 
 def codes_in(column: Any) -> bool:
-    """Return whether a column of text has a whole number with a leading zero."""
+    """Return whether a text column has a whole number with a leading zero."""
     codes = pc.match_substring_regex(column, r"^\s*0\d+\s*$")
     return pc.any(codes).as_py() is True
 
@@ -161,9 +163,9 @@ def text_buffers(texts: Any) -> tuple[Array, Array]:
 
 
 def has_long_digits(column: Any) -> bool:
-    """Return whether a column of numbers has whole ones as its type, or of 16 digits.
+    """Return whether a number column has an integer type, or integers of 16 digits.
 
-    Above 2^53 float64 loses their last digits.
+    Float64 loses the last digits of integers above 2^53.
     """
     column = decoded(column)
     if not is_text(column.type):
@@ -179,12 +181,12 @@ def are_codes(texts: Mapping[str, int]) -> bool:
 
 
 def number_texts(texts: Mapping[str, int]) -> tuple[list[str], bool]:
-    """Return the texts of a column that are numbers, and whether all are plain ones.
+    """Return the texts of a column that are numbers, and whether all are plain.
 
-    Numbers with a unit, a sign of a currency or a percent sign, in parentheses, with
-    another base or as a fraction are not plain. There are none if one has a leading
-    zero, or if too many different things stand beside the numbers. `texts` counts each
-    text of the column.
+    Numbers with a unit, a currency sign or a percent sign, in parentheses, in another
+    base or as a fraction are not plain. The result is empty if a number has a leading
+    zero, or if the numbers have too many different units. `texts` maps each text of the
+    column to its count.
     """
     near, beside = [], set[tuple[str, ...]]()
     for text in map(str, texts):
@@ -202,8 +204,8 @@ def number_texts(texts: Mapping[str, int]) -> tuple[list[str], bool]:
 def parse(column: Any, kind: str) -> Array | None:
     """Return the values of a column as float64, shape (n,), NaN where missing.
 
-    `kind` is any of `KINDS` but ``text``. The result is None if the column holds
-    something else, and zeros for a kind that is refused.
+    `kind` is any of `KINDS` except ``text``. The result is None if the column is not of
+    this kind, and zeros for a kind that is refused.
     """
     if not is_text(column.type):
         return _typed(decoded(column), kind)
@@ -248,7 +250,7 @@ def as_float(column: Any) -> Array:
 
 
 def _all(holds: Any) -> bool:
-    """Return whether something holds for each value that is not missing."""
+    """Return whether a condition holds for each value that is not missing."""
     return bool(pc.all(holds).as_py() is not False)
 
 
@@ -257,7 +259,7 @@ def _numbers(column: Any) -> Array | None:
         try:
             return as_float(texts.cast(pa.float64()))
         except pa.ArrowInvalid:
-            # The first value tells most columns of text, without a copy of them all.
+            # The first value identifies most text columns, without a copy of them all.
             first = texts.drop_null()[0].as_py().strip()
             if not (first[:1] in "+-." or first[:1].isdigit() or first[:1] in "iInN"):
                 return None
@@ -265,9 +267,9 @@ def _numbers(column: Any) -> Array | None:
 
 
 def each_text(column: Any, value: Callable[[str], float]) -> Array:
-    """Return the value of each text of a column as float64, NaN where one is missing.
+    """Return the value of each text of a column as float64, NaN where missing.
 
-    `value` is called once for each different text.
+    `value` is called only once for each different text.
     """
     coded = column.dictionary_encode()
     values = [value(text.as_py()) for text in coded.dictionary]
@@ -275,7 +277,7 @@ def each_text(column: Any, value: Callable[[str], float]) -> Array:
 
 
 def _written(text: str) -> float:
-    """Return a number in another notation; raise ValueError if the text is none."""
+    """Return a number from another notation; raise ValueError for any other text."""
     plain = unicodedata.normalize("NFKC", text).translate(_SIGNS).strip()
     if plain.startswith('="') and plain.endswith('"'):
         plain = plain[2:-1]

@@ -1,4 +1,4 @@
-"""The levels of text columns as a config gives them, the same at all parties."""
+"""The levels of text columns in a config, the same at all parties."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 from vfl_flower.protocol.normal import normal_text
 
 MOST_BYTES = 2**20
-"""Most bytes of a file of levels."""
+"""Maximum size of a file of levels, in bytes."""
 
 MOST_LEVELS = 1000
-"""Most levels of a column that are given."""
+"""Maximum number of levels that may be given for a column."""
 
 OTHER = "other"
-"""The level that stands for all texts that have none of their own."""
+"""The level that stands for all texts that are not levels."""
 
 
 def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
-    """Return the levels of columns by their names.
+    """Return the levels of columns by column name.
 
     The text is ``sex=f|m;region=north|south`` or, with `files`, the absolute path of a
-    TOML file from names of columns to lists of their levels. Raises ValueError for any
-    other text, or if a column has a level twice, fewer than two or too many. The error
-    contains no level.
+    TOML file that maps column names to lists of levels. Raises ValueError for any other
+    text, or if a column has a repeated level, fewer than two levels or too many. The
+    error contains no level.
     """
     if not text.startswith("/"):
         return _checked(_listed(text))

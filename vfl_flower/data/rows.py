@@ -1,7 +1,7 @@
-"""A party's columns in a Parquet or Arrow file, read batch by batch, never converted.
+"""A party's columns in a Parquet or Arrow file, read in batches without conversion.
 
-Reading takes longer than from a converted file (:func:`vfl_flower.data.load_party`),
-but needs no second copy on the disk.
+Reading is slower than from a converted file (:func:`vfl_flower.data.load_party`), but
+needs no second copy on the disk.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from vfl_flower.typing import Array
 class ArrowRows(Rows):
     """The rows of Arrow record batches, which are read again for each pass.
 
-    Memory holds one batch, and what was taken last if that is up to 16 MiB: a small
-    coreset is read once. Rows in order take one pass over the pieces that have them,
-    scattered ones a pass for each 16 MiB.
+    Memory holds one batch, and the rows taken last if they are at most 16 MiB: a small
+    coreset is read once. Rows in order need one pass over the pieces that contain them,
+    scattered rows one pass for each 16 MiB.
 
-    pieces: each gives an iterator over the record batches of some consecutive rows, the
-        same ones at each call. A piece without a wanted row is skipped.
+    pieces: functions that return an iterator over the record batches of consecutive
+        rows, the same at each call. A piece without a wanted row is skipped.
     columns: the columns to use: real numbers or truth values, none of them missing.
-    counts: rows of each piece; by default a pass counts them.
+    counts: number of rows in each piece; by default a pass counts them.
 
-    Raises ValueError without columns, and, once the column is read (such as by a new
-    `Party`), if a column is not there, is of another type or misses a value. Raises
+    Raises ValueError without columns and, once a column is read (such as by a new
+    `Party`), if it does not exist, has a different type or misses a value. Raises
     PartyError if a piece has fewer rows than before.
 
     >>> import pyarrow as pa
@@ -89,7 +89,7 @@ class ArrowRows(Rows):
         return X
 
     def _seek(self, row: int) -> None:
-        """Go to the batch that has a row."""
+        """Advance to the batch that contains a row."""
         piece = int(np.searchsorted(self._ends, row, side="right")) - 1
         if piece != self._piece or row < self._start:
             self._piece, self._start = piece, int(self._ends[piece])
@@ -102,7 +102,7 @@ class ArrowRows(Rows):
             self._start, self._stop = self._stop, self._stop + self._batch.num_rows
 
     def _read(self, places: Array) -> Array:
-        """Return rows of the batch, by their places in it in ascending order."""
+        """Return rows of the batch, by their positions in ascending order."""
         low = int(places[0])
         batch = self._batch.slice(low, int(places[-1]) + 1 - low)
         X = np.empty((len(places), self.shape[1]))
@@ -140,12 +140,12 @@ def _numbers(batch: Any, name: str) -> Array:
 def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowRows:
     """Return the rows of a Parquet or Arrow IPC file, which must not change.
 
-    The path may also be that of Parquet files, as a pattern or as a folder whose name
-    ends in ``.parquet``. By default all columns are used. Memory holds, of a Parquet
-    file, a batch of 16,384 rows and the pages that they lie in, and of an Arrow file a
-    whole batch if that is compressed.
+    The path may also be a pattern of Parquet files, or a folder of them whose name ends
+    in ``.parquet``. By default all columns are used. For a Parquet file, memory holds a
+    batch of 16,384 rows and the pages that contain them; for an Arrow file, a whole
+    batch if it is compressed.
 
-    Raises ValueError if there is no such file, and as :class:`ArrowRows` does.
+    Raises ValueError if the file does not exist, and as :class:`ArrowRows` does.
     """
     path = Path(path)
     files = files_of(path)

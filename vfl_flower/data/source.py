@@ -1,4 +1,4 @@
-"""Where the data of one party come from."""
+"""The source of one party's data, and the options for reading it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 QUERY = "duckdb:"
-"""What a query in the place of a file begins with."""
+"""Prefix of a query in place of a file path."""
 
 BUNDLED = {
     "breast_cancer": "load_breast_cancer",
@@ -22,10 +22,10 @@ BUNDLED = {
 """Data sets of scikit-learn by name; the ``fetch_`` ones are downloaded."""
 
 Impute = Literal["mean", "median", "none"]
-"""What missing values become; none: they are an error."""
+"""Replacement for missing values; none: they are an error."""
 
 MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
-"""Texts that stand for a missing value in upper, lower or this case; also no text."""
+"""Texts that mark a missing value, in upper, lower or this case; so does no text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class PartySource:
 
     @property
     def who(self) -> str:
-        """How an error names the party."""
+        """The party's name in errors."""
         if self.name:
             return f"party {self.name!r}"
         return "the party" if self.index is None else f"party-{self.index}"

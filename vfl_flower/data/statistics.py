@@ -1,4 +1,4 @@
-"""What one pass over a column tells of it, in memory that does not grow with rows."""
+"""Statistics of a column from one pass, in memory that does not grow with the rows."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from vfl_flower.protocol.normal import normal_text
 from vfl_flower.typing import Array
 
 MOST_DISTINCT = 100_000
-"""Different texts that are counted; a column of more is an id or free text."""
+"""Maximum number of texts that are counted; with more, they are ids or free text."""
 
 MOST_TEXT = 2**24
-"""Characters of different texts that are counted."""
+"""Maximum total length, in characters, of the texts that are counted."""
 
 MEDIANS = 16
-"""Columns whose medians are computed in one pass, each by a file of its numbers."""
+"""Columns whose medians are computed in one pass, each from a file of its numbers."""
 
 
 class Numbers:
     """Moments, extremes and gaps of numbers that come block by block.
 
-    n, gaps, infinite: how many values there are, are missing and are infinite.
+    n, gaps, infinite: number of values, of missing values and of infinite values.
     mean, squares: mean of the known values, and the sum of squared distances from it.
-    least, most, at_least, at_most: the extremes, and how many values are there.
-    whole, rising: whether all are integers, and whether each exceeds the one before.
+    least, most, at_least, at_most: the extremes, and how often each occurs.
+    whole, rising: whether all are integers, and whether each exceeds its predecessor.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Numbers:
     # Squares of values above about 1e154 are infinite, and the encoding refuses them.
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, values: Array) -> None:
-        """Take in a block of float64, NaN where a value is missing."""
+        """Add a block of float64 values, NaN where a value is missing."""
         known = values[np.isfinite(values)]
         gaps = int(np.isnan(values).sum())
         self.n += len(values)
@@ -106,7 +106,7 @@ class Numbers:
         return float((d - 4 * a * c + 6 * a * a * b - 3 * a**4) / variance**2)
 
     def filled(self, fill: float | None) -> tuple[float, float]:
-        """Return mean and population variance where gaps have the value `fill`."""
+        """Return mean and population variance after filling gaps with `fill`."""
         if fill is None or not self.gaps:
             return self.mean, self.squares / max(self.known, 1)
         n, gap = self.known + self.gaps, fill - self.mean
@@ -115,16 +115,16 @@ class Numbers:
 
 
 class Column:
-    """One column in a pass: its kind, its numbers or its levels.
+    """One column during a pass: its kind, its numbers or its levels.
 
-    kind: one of :data:`~vfl_flower.data.kinds.KINDS`, or ``levels``; None: no numbers
-        and no text.
-    numbers: the numbers among its values; for text, its gaps alone.
-    spelled: the texts and how often each occurs, for text.
+    kind: one of :data:`~vfl_flower.data.kinds.KINDS`, or ``levels``; None if the values
+        are neither numbers nor text.
+    numbers: statistics of the numbers; for text, only the number of gaps.
+    spelled: for text, each text and how often it occurs.
     overflow: whether there are too many texts to count.
-    failed: whether a block did not hold the kind, so that another pass is needed.
+    failed: whether a block is not of this kind, so that another pass is needed.
     rounded: whether an integer is above 2^53, so that its last digits are lost.
-    zeros: whether a whole number as text has a leading zero.
+    zeros: whether a whole number, written as text, has a leading zero.
     """
 
     def __init__(
@@ -149,14 +149,14 @@ class Column:
 
     @cached_property
     def levels(self) -> Counter[str]:
-        """The texts in their normal form and how often they stand there."""
+        """The texts in their normal form, and how often each occurs."""
         counts = Counter[str]()
         for text, count in self.spelled.items():
             counts[normal_text(text)] += count
         return counts
 
     def add(self, block: Any) -> None:
-        """Take in a block of the column, an Arrow array."""
+        """Add a block of the column, an Arrow array."""
         kind = kinds.kind_of_type(block)
         if kind is None:
             self.numbers.n += len(block)
@@ -170,7 +170,7 @@ class Column:
                 self._count(kinds.parse(block, kind), block)
 
     def _add_text(self, block: Any) -> None:
-        """Take in a block of text as its kind, or drop the kinds that it is not."""
+        """Add a block of text, after dropping the kinds that do not fit it."""
         started, values = self.numbers.n > self.numbers.gaps, None
         while (kind := self.kinds[0]) != "text":
             values = kinds.parse(block, kind)
@@ -214,11 +214,11 @@ class Column:
             self.overflow, self.spelled = True, Counter()
 
     def texts_of(self, block: Any) -> Any:
-        """Return a block of a column of text, with gaps where values are missing."""
+        """Return a block of a text column, with gaps where values are missing."""
         return kinds.decoded(kinds.without_markers(block, self._markers))
 
     def numbers_of(self, block: Any) -> Array:
-        """Return a block of a column that does not hold text, NaN for gaps."""
+        """Return a block of a column without text as numbers, NaN for gaps."""
         if self.numbers.gaps == self.numbers.n:
             return np.full(len(block), np.nan)
         values = kinds.parse(
@@ -229,7 +229,7 @@ class Column:
         return self._without_coded(values)
 
     def _without_coded(self, values: Array) -> Array:
-        """Return numbers with NaN where they stand for a missing value."""
+        """Return numbers with NaN in place of codes for a missing value."""
         if not len(self._coded):
             return values
         return np.where(np.isin(values, self._coded), np.nan, values)
@@ -245,9 +245,9 @@ def _marker_numbers(markers: frozenset[str]) -> Array:
 
 
 def packed(texts: Any) -> Any:
-    """Return texts, none missing, as the bytes of their lengths and of themselves.
+    """Return texts, none missing, as bytes: each with its length in front.
 
-    It is what :func:`~vfl_flower.party.party.digest_ids` digests.
+    :func:`~vfl_flower.party.party.digest_ids` digests the same bytes.
     """
     texts = texts.cast(pa.string())
     lengths = pc.binary_length(texts).cast(pa.string())
@@ -264,11 +264,11 @@ def survey(
     extra: Sequence[str],
     fingerprint: bool,
 ) -> dict[str, Column]:
-    """Return what passes over the rows reveal of the columns `names`.
+    """Return the statistics of the columns `names`, from passes over the rows.
 
-    `only` has the kinds that a column of text may be; one not in it may be any. `look`
-    gets each batch of the first pass, which also has the columns `extra`.
-    `fingerprint`: whether to identify equal columns.
+    `only` has the kinds that a text column may have; a column not in it may have any
+    kind. `look` is called with each batch of the first pass, which also has the columns
+    `extra`. `fingerprint`: whether to identify equal columns.
     """
     done: dict[str, Column] = {}
     allowed = [k for k in kinds.KINDS if k != "comma" or table.comma_is_decimal]
@@ -300,7 +300,7 @@ def survey(
 
 @np.errstate(over="ignore", invalid="ignore")
 def medians(table: Table, columns: Sequence[Column]) -> dict[str, float]:
-    """Return the medians of columns of numbers, each of which has a value.
+    """Return the medians of number columns, each of which has a value.
 
     Memory is bounded: the values are partitioned in unnamed temporary files.
     """

@@ -1,4 +1,4 @@
-"""Files, and queries, with types: named columns, batch by batch of rows.
+"""Typed files and queries as tables: named columns, read in batches of rows.
 
 A :class:`Table` can be read several times and never holds more than a few batches.
 """
@@ -27,48 +27,48 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 BATCH = 2**14
-"""Rows of a batch, where the format leaves the choice."""
+"""Rows of a batch, unless the format determines it."""
 
 BATCH_VALUES = 2**20
-"""Values of a batch, which has fewer rows where there are many columns."""
+"""Maximum number of values in a batch: with many columns it has fewer rows."""
 
 MOST_COLUMNS = 2**20
-"""Most columns of a file that has no need to name them."""
+"""Maximum number of columns in a file that need not name them."""
 
 
 @shapes_only
 @dataclass
 class Table:
-    """Columns by name, whose rows can be read again and again."""
+    """Named columns, whose rows can be read repeatedly."""
 
     names: list[str]
-    """The columns."""
+    """The names of the columns."""
     read: Callable[[Sequence[str]], Iterator[Any]]
-    """From some of the names to an iterator over record batches of these columns."""
+    """Maps column names to an iterator over record batches of these columns."""
     notes: list[Finding] = field(default_factory=list)
-    """What was inferred from the file itself."""
+    """Notes on options that were inferred from the file."""
     faults: list[Finding] = field(default_factory=list)
-    """What is wrong with its rows or its header; complete once all rows were read."""
+    """Faults of its rows or header; complete once all rows have been read."""
     comma_is_decimal: bool = False
     """Whether a comma within a number can only be a decimal comma."""
     categories: Collection[str] = ()
-    """Columns that the file calls categories."""
+    """Columns that the file marks as categories."""
 
 
 def batch_rows(columns: int) -> int:
-    """Return the rows of a batch of so many columns."""
+    """Return the number of rows in a batch with this number of columns."""
     return max(64, min(BATCH, BATCH_VALUES // max(columns, 1)))
 
 
 def empty_rows(batch: Any) -> Any:
-    """Return which rows of a batch have no value in any column."""
+    """Return a mask of the rows of a batch that have no value in any column."""
     columns = [without_markers(column, frozenset({""})) for column in batch.columns]
     empty = [pc.is_null(column, nan_is_null=True) for column in columns]
     return functools.reduce(pc.and_, empty)
 
 
 def parquet_table(files: Sequence[Path], who: str) -> Table:
-    """Return Parquet files, after a look at their rows and lengths of their texts."""
+    """Return the table of Parquet files, whose unpacked size is checked on reading."""
     schema = pq.read_schema(files[0])
     types = list(schema.types)
     for path in files[1:]:
@@ -78,7 +78,7 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
                 f"the Parquet files of {who} must have the same columns in one order"
             )
         for k, (old, new) in enumerate(zip(types, file_schema.types, strict=True)):
-            if pa.types.is_null(old):  # it has no value, and so it fits to any other
+            if pa.types.is_null(old):  # a column without a value fits any type
                 types[k] = new
             elif not (pa.types.is_null(new) or _alike(old, new)):
                 raise PartyError(
@@ -89,7 +89,7 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         for path in files:
-            # Not read_table: it adds columns for a folder that is called "year=2013".
+            # Not read_table, which adds columns for a folder named like "year=2013".
             about, size = pq.read_metadata(path), path.stat().st_size
             check_growth(8 * about.num_rows * len(wanted), size)
             stored = pq.read_schema(path)
@@ -117,7 +117,7 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
 
 
 def _categories(schema: Any) -> set[str]:
-    """Return the columns that are categories by their type, or for pandas."""
+    """Return the columns that are categories by their Arrow type or in pandas."""
     about = (schema.pandas_metadata or {}).get("columns", ())
     return {
         *(c["field_name"] for c in about if c["pandas_type"] == "categorical"),
@@ -126,15 +126,15 @@ def _categories(schema: Any) -> set[str]:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Return whether columns of two types hold the same, numbers of any type."""
+    """Return whether columns of two types hold the same kind of values."""
     tests = is_number, is_text, pa.types.is_timestamp
     return first == second or any(test(first) and test(second) for test in tests)
 
 
 def _sized(metadata: Any, column: int) -> bool:
-    """Return whether to size the texts of a column, as a dictionary, as it is read.
+    """Return whether to read a text column as a dictionary, to measure its texts.
 
-    Not where they are so many that the dictionary would hold all of them in memory.
+    The answer is no if the dictionary would hold too many texts in memory.
     """
     chunks = (
         metadata.row_group(group).column(column)
@@ -144,17 +144,17 @@ def _sized(metadata: Any, column: int) -> bool:
 
 
 def arrow_table(path: Path) -> Table:
-    """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory."""
+    """Return the table of an Arrow IPC file (Feather 2) or stream, memory-mapped."""
     maps: list[mmap.mmap] = []
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
-        if not maps:  # not before the first row is wanted: it may be unpacked
+        if not maps:  # only when rows are read, since the file may have to be unpacked
             maps.extend(map_arrow(path))
         for batch in batches_of(maps):
             chosen = batch.select(list(wanted))
             for rows in _mapped_rows(batch.num_rows, len(wanted), maps):
                 part = chosen.slice(rows.start, rows.stop - rows.start)
-                part.validate(full=True)  # a damaged place of a text ends a process
+                part.validate(full=True)  # a damaged offset would crash the process
                 yield part
 
     schema = schema_of(path)
@@ -162,7 +162,7 @@ def arrow_table(path: Path) -> Table:
 
 
 def _mapped_rows(n: int, columns: int, maps: Sequence[mmap.mmap]) -> Iterator[slice]:
-    """Yield which rows to read at a time, and give back the memory of those before."""
+    """Yield the rows to read at a time; release the memory of earlier rows."""
     step = batch_rows(columns)
     for start in range(0, n, step):
         yield slice(start, start + step)
@@ -171,7 +171,7 @@ def _mapped_rows(n: int, columns: int, maps: Sequence[mmap.mmap]) -> Iterator[sl
 
 
 def npz_table(path: Path, source: PartySource) -> Table:
-    """Return the columns of X, y and ids, mapped into memory."""
+    """Return the table of the arrays X, y and ids, memory-mapped."""
     what = f"the data file of {source.who}"
     with path.open("rb") as raw:
         file, maps = map_npz(raw, ("X", "y", "ids", "columns"))
@@ -191,7 +191,7 @@ def npz_table(path: Path, source: PartySource) -> Table:
             f"names, got {len(names)} with {len(set(names))} distinct"
         )
     arrays = {name: X[:, j] for j, name in enumerate(names)}
-    # Each array has the name that the options use.
+    # Each array gets the name that the options use.
     options = {"y": source.label_column or "y", "ids": source.id_column or "ids"}
     for key, name in options.items():
         if key not in file:
@@ -215,7 +215,7 @@ def npz_table(path: Path, source: PartySource) -> Table:
 
 
 def _native(array: Array) -> Array:
-    """Return an array as this machine writes it, in a type that Arrow has."""
+    """Return an array in this machine's byte order, in a type that Arrow supports."""
     kind = array.dtype.newbyteorder("=")
     if kind.kind == "f" and kind.itemsize not in (4, 8):
         kind = np.dtype(np.float64)
@@ -223,7 +223,7 @@ def _native(array: Array) -> Array:
 
 
 def query_table(sql: str, who: str) -> Table:
-    """Return the result of a query by DuckDB, which runs anew for each reading."""
+    """Return the table of a DuckDB query, which runs again for each reading."""
     try:
         import duckdb  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
@@ -235,7 +235,7 @@ def query_table(sql: str, who: str) -> Table:
 
     def run(rest: str) -> Any:
         connection = duckdb.connect(config={"threads": 1, "memory_limit": "128MB"})
-        # Within another query it can only be one that selects.
+        # As a subquery, it can only be a SELECT.
         relation = connection.sql(f"SELECT * FROM ({inner}\n) {rest}")
         if hasattr(relation, "to_arrow_reader"):
             return relation.to_arrow_reader(BATCH)
