@@ -1,8 +1,8 @@
-"""The party's end of the wire: messages, the first step, and errors without values.
+"""A party's message handling: requests, the first step, and errors without values.
 
 :func:`answer` checks the digest, loads the party, opens its journal and parses the
-frame. Then :data:`vfl_flower.party.guards.BEFORE` stands before every step but the
-first.
+frame. The guards in :data:`vfl_flower.party.guards.BEFORE` then check every step except
+the first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _hello(
     partition: Literal["vertical", "horizontal", "either"] = "vertical",
     terms: Terms | None = None,
 ) -> Hello:
-    """Say who this party is; :func:`answer` adds its key of the run, signed."""
+    """Describe this party; :func:`answer` adds its signed key for the run."""
     lacks = []
     if terms is not None and party.consent is not None:
         lacks = party.consent.lacks(terms)
@@ -114,7 +114,7 @@ def serve(
 ) -> None:
     """Add steps to a ClientApp, as ``train.<action>``; see ``vfl_flower.register``.
 
-    `uses` has the strategies and tasks that ask for each step, by its action.
+    `uses` maps each step's action to the strategies and tasks that use the step.
     """
     for step in [hello, *steps]:
         asked_by = uses.get(step.action, frozenset())
@@ -131,7 +131,7 @@ def answer(
     allow_plain: bool,
     asked_by: Use = frozenset(),
 ) -> Message:
-    """Run one step for one message, or say why not, without a value of the data."""
+    """Run one step for one message; return its reply, or an error without values."""
     start = time.perf_counter()
     name, state_dir = map(context.node_config.get, ("party-name", "state-dir"))
     folder = Path(str(state_dir)) if state_dir else None  # loading may refuse, too
@@ -196,7 +196,7 @@ def _greeted(
     memory: Memory,
     journal: Journal | None,
 ) -> RecordDict:
-    """Begin or resume a session; return the reply of ``hello`` with the party's key."""
+    """Start or resume a session; return the reply of ``hello`` with the party's key."""
     greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
     arguments = structure(hello.contract.request, values, party.sizes)
     reply = flatten(hello(party, **arguments))
@@ -216,9 +216,9 @@ def _greeted(
 def _journal(
     party: Party, context: Context, allow_plain: bool
 ) -> AbstractContextManager[Journal | None]:
-    """Return the journal of a party, which one without a ``state-dir`` lacks.
+    """Return the party's journal; None without a ``state-dir``.
 
-    Nor does a party of a run in one process need one: its memory is in that process.
+    In a run in one process there is none either: the memory is in that process.
     """
     if party.state_dir is None or allow_plain:
         return nullcontext()
@@ -227,7 +227,7 @@ def _journal(
 
 
 def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:
-    """Return a copy of the party, whose rules are strict where it has none."""
+    """Return a copy of the party, with the strict default consent if it has none."""
     party = load(context)
     if not isinstance(party, Party):
         raise PartyError(f"load must return a Party, got {type(party).__name__}")

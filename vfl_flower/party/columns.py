@@ -1,8 +1,9 @@
-"""What a party that holds rows says of its columns, and how it takes their order.
+"""The columns that a party with rows declares, and their order in a run.
 
-It sends in ``hello`` digests of the name and kind of each column, and of the levels of
-text columns; the names themselves only if its consent says so. If the order differs
-between parties, the server sends all that of the first one.
+In ``hello`` the party sends a digest of each column's name, its kind, and a digest of
+the levels of text columns; it sends the names only if its consent allows it. If the
+column order differs between parties, the server sends all of them the first party's
+order.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from vfl_flower.protocol.settings import Natural
 from vfl_flower.rows import Rows
 
 ColumnKind = Literal["number", "date", "text"]
-"""What a column holds: yes and no are numbers."""
+"""Kind of a column; yes and no are numbers."""
 
 
 class Declared(TypedDict):
-    """What a party says of its columns."""
+    """A party's declaration of its columns."""
 
-    columns: list[Text]  # digests of names, in the order of its file; empty without
+    columns: list[Text]  # digests of the names, in file order; empty without names
     names: list[Text]  # if the party's consent allows them to leave it; otherwise empty
     kinds: list[ColumnKind]
-    widths: list[Natural]  # columns of X that each becomes: text, one for each level
+    widths: list[Natural]  # columns of X for each: one, or one for each level of text
     levels_digest: Text  # SHA-256 of the levels of its text columns; "" without any
     gaps: bool  # whether a value is missing
 
 
 def declared(party: Party, of_rows: bool = True) -> Declared:
-    """Return what a party says of its columns; nothing unless parties hold rows."""
+    """Return a party's declaration of its columns; empty unless parties hold rows."""
     entries = _entries(party) if of_rows else []
     names = [entry["name"] for entry in entries]
     levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}
@@ -53,7 +54,7 @@ def declared(party: Party, of_rows: bool = True) -> Declared:
 
 
 def column_digest(name: str) -> str:
-    """Return what stands for the name of a column in messages."""
+    """Return the digest that represents a column name in messages."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
@@ -75,9 +76,10 @@ def _kind(entry: Mapping[str, Any]) -> ColumnKind:
 
 
 def arrange(party: Party, order: Sequence[str]) -> None:
-    """Put the columns of a party, in place, in the order that the parties agree on.
+    """Put the columns of a party, in place, in the order of the run.
 
-    Columns without names stay. Raises PartyError if `order` has other digests of names.
+    Columns without names are unchanged. Raises PartyError unless `order` has exactly
+    the digests of the party's column names.
     """
     columns = _entries(party)
     entries = {column_digest(entry["name"]): entry for entry in columns}

@@ -1,10 +1,11 @@
-"""What a party lets leave it: the rules of its own file.
+"""A party's consent: the rules in its own file about values that may leave it.
 
-A party lets sums over three or more parties leave it, and the few numbers that each
-step declares. Anything else is of a kind of :data:`~vfl_flower.protocol.terms.KINDS`,
-and its ``consent.toml`` must name that kind, with the number of different rows that may
-leave in one run, and for the life of the data. A kind is refused before the step
-computes, and too many rows inside the step, where it calls ``party.share``.
+Sums over three or more parties, and the few numbers that each step declares, may always
+leave a party. Every other value belongs to a kind in
+:data:`~vfl_flower.protocol.terms.KINDS`, and the party's ``consent.toml`` must name
+that kind; it may limit the number of different rows in one run, and for the life of the
+data. A kind without consent is refused before the step computes; too many rows are
+refused inside the step, when it calls ``party.share``.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 _WITHOUT_ROWS = frozenset({"totals", "coefficients", "moments", "curves"})
-"""Kinds that are not of single rows: their limits are of how often they leave."""
+"""Kinds that do not describe single rows: limits count how often they leave."""
 
-MOST_BYTES = 2**20  # most bytes of a ``consent.toml``
+MOST_BYTES = 2**20  # maximum size of a ``consent.toml``, in bytes
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How many different rows of one kind may leave, or how often it may; None: any."""
+    """How many rows of a kind may leave, or how often a kind may; None: no limit."""
 
     run: Count | None = None  # in one run
     life: Count | None = None  # in all runs, for the life of the data
     rows: Natural | None = None
-    """Of `moments`, the fewest rows of a Gram matrix; None: 20, and four a column."""
+    """For `moments`: minimum rows of a Gram matrix; None: 20, and 4 for each column."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
-    """The keys of a ``consent.toml`` outside of its tables."""
+    """The keys of a ``consent.toml`` that are not in a table."""
 
     strategies: list[str] | None = None
     tasks: list[str] | None = None
@@ -78,44 +79,45 @@ class _Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Consent(_Rules):
-    """What a party takes part in, and what it lets leave it.
+    """The runs that a party takes part in, and the values that may leave it.
 
     Attributes
     ----------
     strategies, tasks : list of str or None
-        Those that the party takes part in, by their names in the run config; None: all.
+        Strategies and tasks that the party takes part in, by their names in the run
+        config; None: all.
     dealers : list of str or None
-        Who may deal the correlated randomness of products under shares: the names of
-        parties, and "server". None: the server, in runs of three or more parties.
+        Who may generate the correlated randomness for products of secret shares: names
+        of parties, or "server". None: the server, in runs of three or more parties.
     computes : list of str or None
-        Who may compute such products with the party that has the labels: the names of
-        parties. None: the first of the others.
+        Names of the parties that may compute such products together with the label
+        holder. None: the first of the other parties.
     changed_parties : list of str or None
-        Names of parties with and without which this party takes part in sums over the
-        same rows: the difference reveals the contribution of the party that is named.
+        Names of parties that may join or leave between sums over the same rows: the
+        difference of two such sums reveals the contribution of the named party.
     min_parties : int
-        Fewest parties of a run.
+        Minimum number of parties in a run.
     two_parties : bool
-        Whether to take part with one other party, which can then compute this party's
-        part of each sum that it learns.
+        Whether to take part with only one other party, which can then compute this
+        party's contribution to each sum that it learns.
     allow_seed : bool
         Whether to take part in runs whose seed the server knows.
     trust_on_first_use : bool
-        Whether to pin the key of a peer that has none in `peers` when it first comes.
+        Whether to pin the key of a peer that `peers` does not list on its first run.
     column_names : bool
-        Whether to tell the server the names of the columns, and not their digests
-        alone, where parties hold rows.
+        Whether to send the server the column names, not only their digests, if parties
+        hold rows.
     max_round_trips, max_bytes : int or None
-        Most messages that the party answers in one run, and most bytes of its replies.
+        Maximum number of messages answered in one run, and maximum bytes of replies.
     max_refusals : int
-        Most messages that the party refuses, in all runs, before it answers none.
+        Number of refused messages, over all runs, after which the party answers none.
     min_changed_rows : int
-        Fewest rows in which the rows of two sums must differ, unless they are the same.
+        Minimum number of rows in which two sums must differ, unless they are the same.
     most_row_sets : int or None
-        Most different sets of rows over which sums leave, for the life of the data;
-        None: a twentieth of the rows, and at least 30.
+        Maximum number of different row sets over which sums leave, for the life of the
+        data; None: a twentieth of the number of rows, and at least 30.
     accept_alignments : list of str or None
-        Who may accept an order of rows beside the party's operator: "server".
+        Who may accept a row order, apart from the party's operator: "server".
     leaves : mapping of str to Limit
         The kinds of :data:`KINDS` that may leave.
     peers : mapping of str to str, or None
@@ -142,9 +144,10 @@ class Consent(_Rules):
     def lacks_names(
         self, computing: Computing, parties: int, first: bool = False
     ) -> list[str]:
-        """Return the lines that it lacks for who computes in a run of so many parties.
+        """Return the lines that the consent lacks for the computing roles of a run.
 
-        `first` is whether the computing party is the first of those without labels.
+        `parties` is the number of parties of the run; `first` is whether the computing
+        party is the first party without labels.
         """
         served = computing.dealer == SERVER and parties >= LEAST_PARTIES
         lines = []
@@ -159,12 +162,12 @@ class Consent(_Rules):
         return lines
 
     def accepts_change_of(self, name: str) -> bool:
-        """Return whether to take part in sums with and without a party."""
+        """Return whether a party may join or leave between sums over the same rows."""
         return self.peers is None or name in (self.changed_parties or ())
 
     @property
     def least_parties(self) -> int:
-        """Fewest parties of a run, two included where the party consents to two."""
+        """Minimum number of parties in a run; 2 if the party consents to two."""
         return 2 if self.two_parties else self.min_parties
 
     @classmethod
@@ -174,9 +177,8 @@ class Consent(_Rules):
         Raises
         ------
         PartyError
-            There is no such file, it is too large, others may write to it, or a key or
-            value is not one that it may hold. The sentence names neither path nor
-            value.
+            The file does not exist, is too large, is writable by other users, or has an
+            invalid key or value. The message names neither path nor value.
         """
         path = Path(path)
         with refusing_files("consent cannot be read", path), path.open("rb") as file:
@@ -196,12 +198,12 @@ class Consent(_Rules):
 
     @classmethod
     def parse(cls, tables: Mapping[str, Any]) -> Consent:
-        """Return the consent that the keys of a ``consent.toml`` stand for.
+        """Return the consent that the tables of a ``consent.toml`` describe.
 
         Raises
         ------
         PartyError
-            A key or a value is not one that it may hold.
+            A key or a value is invalid.
         """
         rules = dict(tables)
         leaves, peers = rules.pop("leaves", {}), rules.pop("peers", {})
@@ -233,7 +235,7 @@ class Consent(_Rules):
         return cls(**plain, leaves=limits, peers=dict(peers))
 
     def limit(self, kind: Kind) -> Limit:
-        """Return how many rows of a kind may leave; raise PartyError if none may."""
+        """Return the limit of a kind; raise PartyError if the kind may not leave."""
         if kind not in self.leaves:
             raise PartyError(
                 f"this party's consent lets no {kind} leave it ({KINDS[kind]}): add "
@@ -282,12 +284,12 @@ def _limit(kind: str, value: object) -> Limit | None:
 
 
 def pack_rows(rows: Array) -> bytes:
-    """Return which rows are meant, shape (n,) of bool, as a bit each."""
+    """Return a mask of rows, shape (n,) of bool, packed as one bit for each row."""
     return np.packbits(rows).tobytes()
 
 
 def unpack_rows(packed: bytes, n_rows: int) -> Array:
-    """Return what :func:`pack_rows` has packed."""
+    """Return the mask of rows that :func:`pack_rows` packed."""
     bits = np.frombuffer(packed, dtype=np.uint8)
     return np.unpackbits(bits, count=n_rows).astype(bool)
 
@@ -295,21 +297,21 @@ def unpack_rows(packed: bytes, n_rows: int) -> Array:
 @shapes_only
 @dataclass(eq=False)
 class Releases:
-    """Which rows have left a party, by kind: in this run, and ever."""
+    """The rows that have left a party, by kind: in this run, and over its lifetime."""
 
     consent: Consent
     run: dict[str, Array]
     """Masks of the rows of this run, shape (n,), changed in place."""
     n_rows: int
     life: Callable[[str], Array] | None = None
-    """With a journal, from a kind to the sorted tags of rows that have ever left."""
+    """With a journal: maps a kind to the sorted tags of all rows that have left."""
     tags: Callable[[Array], Array] | None = None
-    """With a journal, from rows to their tags."""
+    """With a journal: maps rows to their tags."""
     added: dict[str, Array] = field(default_factory=dict)
-    """All tags of the kinds of this message."""
+    """All tags of the kinds that this message reveals."""
 
     def count(self, kind: Kind, number: int = 1) -> None:
-        """Count what is of no single row; raise PartyError if no more may leave."""
+        """Count a kind that describes no single row; raise PartyError above a limit."""
         limit = self.consent.limit(kind)
         if kind not in _WITHOUT_ROWS or limit.run is limit.life is None:
             return
@@ -347,7 +349,7 @@ class Releases:
         return np.zeros(0, dtype="<u8")
 
     def add(self, kind: Kind, rows: Array) -> None:
-        """Count rows that leave the party; raise PartyError if so many may not."""
+        """Count rows that leave the party; raise PartyError above a limit."""
         limit = self.consent.limit(kind)
         if limit == Limit():
             return

@@ -1,9 +1,9 @@
-"""A party's guards: what happens between a parsed request and its step, and after it.
+"""A party's guards: the checks before and after each step.
 
-:func:`vfl_flower.party.answering.answer` parses it. The lists at the end,
+:func:`vfl_flower.party.answering.answer` parses the request. The lists at the end,
 :data:`BEFORE` and :data:`AFTER`, have the guards in order, and each guard's docstring
-gives its reason. A guard that raises PartyError refuses the request, and what the
-journal has noted of it is rolled back.
+gives its reason. If a guard raises PartyError, the request is refused and its entries
+in the journal are rolled back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Use = frozenset[tuple[str, str]]
 @shapes_only
 @dataclass
 class Call:
-    """One request for a step, with what the guards have made of it so far."""
+    """One request for a step, with the results of the guards so far."""
 
     step: Step[..., Any]
     values: dict[str, Any]
@@ -51,12 +51,12 @@ class Call:
     journal: Journal | None
     allow_plain: bool
     asked_by: Use
-    """The strategies and tasks that ask for the step."""
+    """The strategies and tasks that use the step."""
 
     keys: tuple[bytes, list[bytes]] = (b"", [])
     """The party's private key, and all public keys."""
     uses: Use = frozenset()
-    """The strategies and tasks that ask for all steps of the session so far."""
+    """The strategies and tasks that use all steps of the session so far."""
     sums: PartySums = field(init=False)
     arguments: dict[str, Any] = field(default_factory=dict)
     again: bool = False
@@ -67,17 +67,17 @@ class Call:
     """The digest of the reply."""
     frame_of_reply: dict[str, Any] = field(default_factory=dict)
     announced: Party = field(init=False)
-    """The party as it was before the run gave it a place."""
+    """The party before the run assigned its place."""
     part: dict[str, Any] = field(init=False)
-    """The part of a model with which the step begins."""
+    """The local model before the step."""
 
     def __post_init__(self) -> None:
-        """Keep the party as it was announced."""
+        """Store a copy of the party as it was announced."""
         self.announced = copy.copy(self.party)
 
     @property
     def common(self) -> bytes:
-        """The digest of the inputs of a step that gives sums; b"" of any other."""
+        """The digest of the inputs of a step that returns sums; b"" for other steps."""
         return self.sums.common if self.frame.sums else b""
 
     def run(self) -> None:
@@ -94,9 +94,9 @@ class Call:
 
 
 def recall_state(call: Call) -> None:
-    """Take the state of the session from the journal, if the memory has another one.
+    """Load the session state from the journal, if the memory's state differs.
 
-    The memory may be lost, or be an older copy in which the masks are still unused: the
+    The memory may be lost, or may be an older copy in which masks appear unused: the
     journal was written before the last reply left.
     """
     if call.journal is not None:
@@ -104,19 +104,19 @@ def recall_state(call: Call) -> None:
 
 
 def enter_round(call: Call) -> None:
-    """Refuse a request that is not the next one, and restore the party.
+    """Refuse a request that is not the next in the session, and restore the party.
 
-    From here on the party has its place, its keys and what its steps remember, which
-    all later guards read.
+    All later guards read the party's place, its keys and the states of its steps, which
+    are restored here.
     """
     call.keys = call.memory.enter(call.frame, call.party)
 
 
 def check_strategy(call: Call) -> None:
-    """Refuse a step unless the party takes part in a strategy and task that ask for it.
+    """Refuse a step unless the party takes part in a strategy and task that use it.
 
-    Steps of one session must be those of one strategy: mixed, they could open what each
-    strategy hides.
+    All steps of a session must belong to one strategy: a mixture of steps could reveal
+    values that each strategy hides.
     """
     consent, before = call.party.consent, call.memory.uses
     call.uses = call.asked_by
@@ -137,19 +137,19 @@ def check_strategy(call: Call) -> None:
 
 
 def load_releases(call: Call) -> None:
-    """Give the party the journal's record of the rows that have ever left it.
+    """Load the journal's record of the rows that have ever left the party.
 
-    It adds to what the memory knows of the session, so it follows the memory.
+    It is added to the memory's record of the session, which must be loaded first.
     """
     if call.journal is not None:
         call.journal.enter(call.party)
 
 
 def check_peers(call: Call) -> None:
-    """Refuse keys of other parties than those with which this one consents to run.
+    """Refuse the keys of parties with which this party does not consent to run.
 
-    A server that makes up a party would learn what is meant for that party. The
-    party's own statement is compared as it was before the run gave it a place.
+    A server that invents a party would learn the values meant for that party. The
+    party's own credential is compared as it was before the run assigned its place.
     """
     consent, (private_key, _) = call.party.consent, call.keys
     if consent is not None:
@@ -161,8 +161,8 @@ def check_peers(call: Call) -> None:
 def check_signatures(call: Call) -> None:
     """Refuse a second request until all parties have signed one list of keys.
 
-    Otherwise, a server could give each party other keys. A step whose reply is empty
-    is exempt: nothing leaves with it.
+    Otherwise, a server could send each party different keys. A step with an empty reply
+    is exempt: it reveals nothing.
     """
     frame, memory, consent = call.frame, call.memory, call.party.consent
     pinned = consent is not None and consent.peers is not None
@@ -173,9 +173,9 @@ def check_signatures(call: Call) -> None:
 
 
 def sign_keys(call: Call) -> None:
-    """Learn the parties' names, and sign the list of their keys if it is new.
+    """Read the parties' names, and sign the list of their keys if it is new.
 
-    The party signs only what :func:`check_peers` has accepted.
+    The party signs only a list that :func:`check_peers` has accepted.
     """
     frame, keys = call.frame, b"".join(call.keys[1])
     if (listed := call.memory.credentials(frame)) is None:
@@ -187,21 +187,21 @@ def sign_keys(call: Call) -> None:
 
 
 def refuse_plain(call: Call) -> None:
-    """Refuse to work without masks, except in one process."""
+    """Refuse to send unmasked sums, except in a run in one process."""
     if call.frame.masking == "plain" and not call.allow_plain:
         raise PartyError("this party sends its addends only under masks")
     call.party.allow_plain = call.allow_plain
 
 
 def arrange_columns(call: Call) -> None:
-    """Bring the columns into the order of the run, which only the first request has."""
+    """Put the columns in the order of the run, which only the first request states."""
     call.frame = replace(call.frame, columns=call.memory.columns(call.frame))
     if call.frame.columns is not None:
         arrange(call.party, call.frame.columns)
 
 
 def recall_part(call: Call) -> None:
-    """Load the party's part of the model that the request names; the step uses it."""
+    """Load the local model that the request names, for the step."""
     party, model = call.party, call.frame.model
     if model is not None:
         if party.state_dir is None:
@@ -219,9 +219,9 @@ def recall_part(call: Call) -> None:
 
 
 def open_inputs(call: Call) -> None:
-    """Decrypt what other parties have sealed for this one, if they had the same inputs.
+    """Decrypt values that other parties sealed for this one, if their inputs agree.
 
-    The digests of the inputs are of the values as they came.
+    The digests of the inputs are computed from the values as received.
     """
     call.sums = PartySums(*call.keys, call.frame, call.allow_plain)
     call.party.agree = call.sums.agree
@@ -229,15 +229,15 @@ def open_inputs(call: Call) -> None:
 
 
 def check_arguments(call: Call) -> None:
-    """Refuse values that break the contract of the step, now that all are readable."""
+    """Refuse values that break the step's contract, once all are decrypted."""
     request = call.step.contract.request
     call.arguments = structure(request, call.values, call.party.sizes)
 
 
 def check_repetition(call: Call) -> None:
-    """Refuse a step that is answered once, unless the request is the same again.
+    """Refuse to repeat a step that is answered only once, unless the request is equal.
 
-    It precedes the count of what leaves, which a request counts once.
+    It precedes the counts of released values: a repeated request is not counted again.
     """
     call.again = call.memory.repeats(call.frame, call.step, call.common)
 
@@ -245,8 +245,8 @@ def check_repetition(call: Call) -> None:
 def check_kinds(call: Call) -> None:
     """Refuse a kind that the consent does not name, or continue without it.
 
-    Kinds that are of no single row are counted here; rows, by ``Party.share``, where
-    the step knows which.
+    Kinds that describe no single row are counted here. Rows are counted in
+    ``Party.share``, when the step knows which rows it reveals.
     """
     for revealed in call.step.reveals:
         if revealed.applies(call.arguments):
@@ -264,9 +264,9 @@ def check_kinds(call: Call) -> None:
 
 
 def check_rows(call: Call) -> None:
-    """Refuse rows that differ in a few from rows over which anything has left before.
+    """Refuse rows that differ in only a few from the rows of an earlier sum.
 
-    The difference of two sums over such rows would show single rows.
+    The difference of two sums over such rows would reveal single rows.
     """
     if call.step.rows == "session":
         call.party.sum_over()
@@ -276,22 +276,22 @@ def check_rows(call: Call) -> None:
 
 
 def hide_sums(call: Call) -> None:
-    """Mask and encrypt what the step sends only so; nothing before it is a message."""
+    """Mask or encrypt values that may leave only protected, before a message exists."""
     clipped = call.sums.hide(call.step, call.reply, call.party.sizes)
     if clipped is not None:
         call.frame_of_reply["clipped"] = clipped
 
 
 def pack_reply(call: Call) -> None:
-    """Make the message, whose digest and size the journal notes."""
+    """Make the message, whose digest and size the journal records."""
     call.content = to_records(call.reply)
     call.sent = digest_of_values(call.content)
 
 
 def note_reply(call: Call) -> None:
-    """Note in the journal what leaves, and refuse more than the party consents to.
+    """Record in the journal what leaves; refuse more than the party consents to.
 
-    The journal acts twice: here, where it may refuse, before the memory takes the
+    The journal acts twice: here, where it may refuse before the memory stores the
     round, and in :func:`keep_state`.
     """
     if call.journal is not None:
@@ -300,14 +300,14 @@ def note_reply(call: Call) -> None:
 
 
 def leave_round(call: Call) -> None:
-    """Store what the steps remember, and refuse a second reply to the same round."""
+    """Store the states of the steps; refuse a different reply to the same round."""
     call.memory.leave(call.frame, call.party, call.step, call.common, call.sent)
 
 
 def keep_inputs(call: Call) -> None:
-    """Keep the digest of the inputs of a step that encrypts for other parties.
+    """Store the digest of the inputs of a step that encrypts for other parties.
 
-    They open it only if they had the same inputs.
+    The other parties decrypt its values only if their inputs were the same.
     """
     if call.step.contract.seals:
         action, number = call.step.action, call.frame.round
@@ -315,24 +315,24 @@ def keep_inputs(call: Call) -> None:
 
 
 def keep_uses(call: Call) -> None:
-    """Keep to which strategies the session can belong, for :func:`check_strategy`."""
+    """Store the strategies to which the session can belong; see `check_strategy`."""
     call.memory.keep_uses(call.uses)
 
 
 def keep_part(call: Call) -> None:
-    """Keep a new part of the model; it reads the round that :func:`leave_round` set."""
+    """Store a new local model, with the round that :func:`leave_round` has set."""
     if call.party.part is not call.part:
         call.memory.keep_part(call.party, call.step.algorithm)
 
 
 def keep_state(call: Call) -> None:
-    """Write the whole memory into the journal, so it follows all that changes it."""
+    """Write the memory to the journal, after all guards that change the memory."""
     if call.journal is not None:
         call.journal.keep(call.memory)
 
 
 def keep_order(call: Call) -> None:
-    """Write a new order of rows, once the journal has the set of them."""
+    """Write a new row order, once the journal has recorded its row set."""
     if call.party.new_order is not None and call.party.state_dir is not None:
         save_order(call.party.state_dir, *call.party.new_order)
 
@@ -377,7 +377,7 @@ BEFORE: tuple[Guard, ...] = (
     check_kinds,
     check_rows,
 )
-"""What happens between a request and its step, in order."""
+"""The guards between a request and its step, in order."""
 
 AFTER: tuple[Guard, ...] = (
     hide_sums,
@@ -391,4 +391,4 @@ AFTER: tuple[Guard, ...] = (
     keep_order,
     keep_predictions,
 )
-"""What happens between a step and its reply, in order."""
+"""The guards between a step and its reply, in order."""

@@ -1,11 +1,11 @@
-"""Who the parties of a run are: a long-term key of each signs its key of the run.
+"""Identify the parties of a run: each party's long-term key signs its run key.
 
-The public keys of a run travel through the server, which could replace them by its own
-and open what is hidden for a party. So each party has an Ed25519 key in its
-``state-dir``, signs its key of the run with it, and knows the public keys of its peers
-from a file in which the server has no part. A signature says that the holder of a key
-has greeted the run under a name: not that it is honest, nor that it does not work with
-the server.
+The public keys of a run pass through the server, which could replace them with its own
+keys and decrypt values meant for a party. So each party has an Ed25519 key in its
+``state-dir``, signs its run key with it, and knows the public keys of its peers from a
+file that does not come from the server. A signature proves that the holder of a key
+joined the run under a name; it does not prove that the holder is honest, or that it
+does not collude with the server.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _LENGTH_BYTES = 4
 
 
 def load_identity(folder: Path) -> Ed25519PrivateKey:
-    """Return the party's identity key; create it in its ``state-dir`` if it has none.
+    """Return the party's identity key; create it in its ``state-dir`` if missing.
 
-    Raises PartyError if the file is unusable, open to other users, or holds no such
-    key.
+    Raises PartyError if the file is unusable, accessible to other users, or does not
+    hold an Ed25519 key.
     """
     check_folder(folder)
     path = folder / FILE
@@ -102,13 +102,13 @@ def _read(path: Path) -> bytes:
 
 
 def public_identity(folder: Path) -> str:
-    """Return the party's public key, as peers pin it; see :func:`load_identity`."""
+    """Return the party's public key, which peers pin; see :func:`load_identity`."""
     return encode_key(load_identity(folder).public_key().public_bytes_raw())
 
 
 @dataclass(frozen=True)
 class Credential:
-    """What a party says of itself in ``hello``, signed."""
+    """The signed statement in which a party identifies itself in ``hello``."""
 
     name: str  # "" if it has none
     index: int  # -1 if it does not know it
@@ -118,13 +118,13 @@ class Credential:
     signature: bytes = bytes(SIGNATURE_BYTES)  # by that key, 64 bytes
 
     def signed(self, private: Ed25519PrivateKey, session: int) -> Credential:
-        """Return what a party says in the run of number `session`, signed."""
+        """Return this credential, signed for the run of number `session`."""
         identity = private.public_key().public_bytes_raw()
         signature = private.sign(self._said(session))
         return replace(self, identity=identity, signature=signature)
 
     def verify(self, session: int) -> bool:
-        """Return whether the party has said this in the run of number `session`."""
+        """Return whether the signature is valid for the run of number `session`."""
         return _is_signed(self.identity, self.signature, self._said(session))
 
     def _said(self, session: int) -> bytes:
@@ -141,7 +141,7 @@ def _is_signed(identity: bytes, signature: bytes, text: bytes) -> bool:
 
 
 def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
-    """Return the credential of a party as loaded; raise PartyError if it has no key."""
+    """Return the signed credential of a party; raise PartyError without a state-dir."""
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it cannot sign its keys")
     index = -1 if party.index is None else party.index
@@ -150,7 +150,7 @@ def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
 
 
 def _encoded(*fields: bytes | str | int) -> bytes:
-    """Return fields with their lengths: no two lists of the same types look alike."""
+    """Return fields with their lengths: different lists have different encodings."""
     parts = [f if isinstance(f, bytes) else str(f).encode() for f in fields]
     return b"".join(len(p).to_bytes(_LENGTH_BYTES, "big") + p for p in parts)
 
@@ -166,8 +166,8 @@ def pack_credentials(credentials: Sequence[Credential]) -> bytes:
 def parse_credentials(packed: bytes, peers: bytes) -> list[Credential]:
     """Return the credentials that :func:`pack_credentials` packed.
 
-    Raises ContractError unless there is one for each of the `peers`, their keys of the
-    run.
+    `peers` are the run keys of the parties. Raises ContractError unless there is one
+    credential for each.
     """
     try:
         fields = zip(*[iter(_fields(packed))] * 5, strict=True)
@@ -200,10 +200,10 @@ def _has_form(credential: Credential) -> bool:
 
 
 def sign_list(party: Party, session: int, keys: bytes, packed: bytes) -> bytes:
-    """Return the signature by which a party takes part with this list of keys.
+    """Return the signature with which a party accepts this list of keys.
 
     A ``hello`` of a peer that has lost the session can be replayed; this signature
-    cannot, since it is of a list with fresh keys of the others.
+    cannot, since the list contains fresh keys of the other parties.
     """
     assert party.state_dir is not None
     identity = load_identity(party.state_dir)
@@ -232,10 +232,10 @@ def check_listed(
 ) -> dict[str, str]:
     """Check the parties of a run; return names and keys trusted for the first time.
 
-    The server gives the credentials and this party's `place`; `known` are names and
-    keys of a journal, without which it trusts nobody on first use. With such trust the
-    server can invent a party: only a later change of its key is noticed. Raises
-    PartyError if a party is not the expected one.
+    The credentials and this party's `place` come from the server; `known` has the names
+    and keys in a journal, without which this party trusts nobody on first use. With
+    trust on first use the server can invent a party: only a later change of its key is
+    noticed. Raises PartyError if a party is not the expected party.
     """
     pinned = consent.peers or {}
     trusts = consent.trust_on_first_use and known is not None
@@ -279,7 +279,7 @@ def check_listed(
 
 
 def _check_distinct(credentials: Sequence[Credential]) -> None:
-    """Raise where a name or a key stands twice, or a party has no name."""
+    """Raise PartyError if a name or key is repeated, or a party has no name."""
     names = [c.name for c in credentials]
     if "" in names:
         raise PartyError(
@@ -301,7 +301,7 @@ def _check_distinct(credentials: Sequence[Credential]) -> None:
 
 
 def _check_order(credentials: Sequence[Credential]) -> None:
-    """Raise unless the parties stand by index, or by name where none has an index."""
+    """Raise PartyError unless parties are in index order, or in name order if none."""
     named = all(c.index == -1 for c in credentials)
     if not named and (lacking := [c.name for c in credentials if c.index < 0]):
         raise PartyError(f"all parties or none must have an index, {lacking[0]!r} not")
@@ -323,7 +323,7 @@ def check_run(
 ) -> None:
     """Raise ``PartyError`` for parties or a seed that this party has not consented to.
 
-    The party greeted the run as `announced`, and the first frame names the parties.
+    `announced` is this party as it answered ``hello``; the first frame names the rest.
     """
     if frame.parties < (least := consent.least_parties):
         raise PartyError(

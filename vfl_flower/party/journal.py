@@ -1,9 +1,9 @@
-"""What a party has answered, on its disk: no mask serves twice, and no count is lost.
+"""A party's journal: its answers on disk, so no mask is reused and no count is lost.
 
-Two messages that arrive together are answered from one saved ``Context.state``, so it
-cannot show that a mask was used; and it disappears with the process. Only one message
-at a time has the journal, which is written before the reply leaves. It also has the
-state of the session, under a key that the server has and this disk has not.
+Two messages that arrive together are answered from one saved ``Context.state``, which
+cannot show that a mask was used, and which is lost with the process. Only one message
+at a time holds the journal, which is written before the reply leaves. The journal also
+stores the session state, encrypted under a key that only the server stores.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger("vfl_flower")
 
 FILE = "journal.sqlite"  # name of the file in the ``state-dir``
 
-PATIENCE = 600.0  # seconds that a message waits for another one of the same party
-MOST_SESSIONS = 10  # of a run: it begins anew without a party, or with a baseline
+PATIENCE = 600.0  # seconds that a message waits for an earlier message to finish
+MOST_SESSIONS = 10  # of a run, which may restart without a party, or with a baseline
 KEPT = 100  # runs that the journal keeps
-MOST_STATES = 20  # sessions of which a party keeps its state, to resume them
-STATE_SECONDS = 86400.0  # after which a party forgets a session: a day
+MOST_STATES = 20  # sessions whose state a party keeps, to resume them
+STATE_SECONDS = 86400.0  # after which a party discards a session: a day
 SURE_STATES, MOST_BYTES = 5, 2**30
-"""So many of the latest sessions keep their states whatever their size, and earlier
-ones where all of these are within so many bytes."""
+"""The latest `SURE_STATES` sessions keep their states whatever their size, and earlier
+sessions while the states take at most `MOST_BYTES` in total."""
 
 _COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
 _TABLES = (
@@ -55,8 +55,8 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS released (kind TEXT PRIMARY KEY, tags BLOB)",
     "CREATE TABLE IF NOT EXISTS peers (name TEXT PRIMARY KEY, key TEXT)",
     "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
-    # What a party remembers of a session, encrypted. An array is written once, and not
-    # again with each message.
+    # A party's state of a session, encrypted. An array is written only once, not with
+    # each message.
     """CREATE TABLE IF NOT EXISTS locked_states (run TEXT PRIMARY KEY, time REAL,
     public_key BLOB, content BLOB)""",
     """CREATE TABLE IF NOT EXISTS locked_arrays (
@@ -91,21 +91,21 @@ _FORGET = (
 @shapes_only
 @dataclass
 class Journal:
-    """The line of one run in the journal of a party."""
+    """The entry of one run in the journal of a party."""
 
-    session: int = -1  # the last one; a run may start several, one after another
-    round: int = 0  # the last one that was answered
+    session: int = -1  # the last session; a run may start several in succession
+    round: int = 0  # the last round that was answered
     digest: bytes = b""  # of the request of that round
     reply: bytes = b""  # digest of the reply to it
     messages: int = 0  # of the run that were answered
     n_bytes: int = 0  # of the replies
     sessions: int = 0
     shared: dict[str, bytes] = field(default_factory=dict)
-    """Rows that left the party in the run, by kind, a bit each."""
+    """Rows that left the party in the run, by kind, one bit for each row."""
     released: dict[str, Array] = field(default_factory=dict)
-    """Tags of rows that have ever left the party, by kind, including this message."""
+    """Tags of all rows that have left the party, by kind, including this message."""
     trusted: dict[str, str] = field(default_factory=dict)
-    """Peers of any run that were trusted on first use, and their keys."""
+    """Keys of all peers that were trusted on first use, by name, in any run."""
     _run: str = field(default="", compare=False)
     _path: Path = field(default=Path(), compare=False)
     _db: sqlite3.Connection | None = field(default=None, compare=False)
@@ -119,7 +119,7 @@ class Journal:
         return row_sets.first_value(self._db, query, *values)
 
     def _load(self) -> None:
-        """Read the line of the run, if there is one."""
+        """Read the entry of the run, if it exists."""
         if known := self._execute(_READ, self._run).fetchone():
             self.session, self.round, self.digest, self.reply = known[:4]
             self.messages, self.n_bytes, self.sessions = known[4:]
@@ -127,7 +127,7 @@ class Journal:
         self.shared = dict(self._execute(query, self._run))
 
     def check_refusals(self, consent: Consent | None) -> None:
-        """Raise PartyError after too many refusals: each may reveal a bit of data."""
+        """Raise PartyError after too many refusals: each may reveal one bit of data."""
         most = 0 if consent is None else consent.max_refusals
         refusals = self._value("SELECT value FROM counts WHERE name = 'refusals'") or 0
         if refusals >= most > 0:
@@ -137,17 +137,17 @@ class Journal:
             )
 
     def greet(self, session: int, memory: Memory, goes_on: bool = False) -> bytes:
-        """Start or resume a session; what was counted in it still counts.
+        """Start or resume a session; its counts remain valid.
 
-        A session that the server resumes in another run, because it was restarted,
-        moves there with all that was counted: its earlier run can no longer ask for it.
-        Unless the server says that it has the key of the state (`goes_on`), a session
-        in which nothing was answered yet gets new keys. Returns the party's public key
-        if only the next message, with the key, can open the state of the session, and
-        otherwise b"".
+        If a restarted server resumes a session in a new run, the session moves there
+        with all its counts: its earlier run can no longer use it. A session in which
+        nothing was answered yet gets new keys, unless the server states that it has the
+        key of the state (`goes_on`). Returns the party's public key if the session
+        state can be opened only with the key in the next message, and otherwise b"".
 
-        Raises PartyError if the run has started too often, since what is answered once
-        is so in each session, or if the party has forgotten the state of the session.
+        Raises PartyError if the run has started too many sessions, since each may
+        request a step that is answered only once, or if the party has discarded the
+        state of the session.
         """
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:
@@ -156,7 +156,7 @@ class Journal:
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""
-            for table in ("locked_states", "locked_arrays"):  # of a session given up
+            for table in ("locked_states", "locked_arrays"):  # of an abandoned session
                 self._execute(f"DELETE FROM {table} WHERE run = ?", self._run)
             memory.forget()
             return b""
@@ -169,7 +169,7 @@ class Journal:
         return bytes(self._state("public_key"))
 
     def _adopt(self, session: int) -> bool:
-        """Move the session of another run here; return whether there is one."""
+        """Move a session from an earlier run to this run; return whether it exists."""
         query = "SELECT run FROM sessions WHERE session = ?"
         if (known := self._value(query, session)) is None:
             return False
@@ -181,10 +181,10 @@ class Journal:
         return True
 
     def recall(self, memory: Memory, state_key: bytes | None = None) -> None:
-        """Give a party its state of the session, if its memory has another or none.
+        """Load a party's session state, if its memory is missing or out of date.
 
         The journal takes precedence: it was written before the reply left. Raises
-        PartyError if the party has forgotten the session, or if the `state_key` does
+        PartyError if the party has discarded the session, or if the `state_key` does
         not open its state.
         """
         if memory.place == (self.session, self.round):
@@ -217,7 +217,7 @@ class Journal:
         return bytes(content)
 
     def keep(self, memory: Memory) -> None:
-        """Keep the state of the session with the line, and forget those out of date."""
+        """Store the session state with the run's entry, and delete outdated arrays."""
         content, arrays = memory.pack()
         vault = Vault(memory.state_key, self.session)
         labels = {vault.label(digest): digest for digest in arrays}
@@ -234,7 +234,7 @@ class Journal:
             self._execute(insert, self._run, label, locked)
 
     def enter(self, party: Party) -> None:
-        """Load which rows have left the party."""
+        """Load the record of the rows that have left the party."""
         for kind, packed in self.shared.items():
             before = party.shared.get(kind, np.zeros(party.n_rows, dtype=bool))
             party.shared[kind] = before | unpack_rows(packed, party.n_rows)
@@ -248,10 +248,10 @@ class Journal:
                 )
 
     def leave(self, frame: Frame, party: Party, reply: bytes, size: int) -> None:
-        """Note a round, the digest and size of its reply, and what leaves with it.
+        """Record a round, the digest and size of its reply, and the released rows.
 
-        Raises PartyError if the round had another reply before, or if a limit of the
-        consent is exceeded.
+        Raises PartyError if the round had a different reply before, or if a limit of
+        the consent is exceeded.
         """
         if frame.round == self.round:
             if self.reply != reply:
@@ -281,16 +281,16 @@ class Journal:
         return bytes(self._value("SELECT value FROM secrets WHERE name = 'tags'"))
 
     def _ever(self, kind: str) -> Array:
-        """Return the sorted tags of the rows of a kind that have ever left."""
+        """Return the sorted tags of all rows that have left as a kind."""
         tags = self._value("SELECT tags FROM released WHERE kind = ?", kind)
         return np.frombuffer(tags or b"", dtype="<u8")
 
 
 @contextmanager
 def journal_of(folder: Path, run: int) -> Iterator[Journal]:
-    """Give one message the line of its run, and write it unless it is refused.
+    """Yield the journal entry of a message's run; write it unless it is refused.
 
-    Raises PartyError if the journal is unusable, or if another message holds it too
+    Raises PartyError if the journal is unusable, or if an earlier message holds it too
     long.
     """
     path, name = folder / FILE, str(run)
@@ -326,12 +326,12 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
                 db.execute(forget, bounds)
             added = row_sets.count_sets(db) > n_sets
             db.execute("COMMIT")
-            if added:  # afterwards: an anchor ahead of the journal would stop the party
+            if added:  # after it: an anchor ahead of the journal would stop the party
                 row_sets.write_anchor(path, row_sets.count_sets(db))
 
 
 def check_refusals(folder: Path, consent: Consent) -> None:
-    """Do as :meth:`Journal.check_refusals`, before the party's data are loaded."""
+    """Run :meth:`Journal.check_refusals` before the party's data are loaded."""
     path = folder / FILE
     if path.exists():
         with _counts(path) as db:
@@ -348,7 +348,7 @@ def note_refusal(folder: Path) -> None:
 
 @contextmanager
 def _counts(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the counts of a journal, and write what the block has changed."""
+    """Open the counts of a journal, and write the changes made in the block."""
     with _named_errors(path):
         make_private(path)
         with closing(sqlite3.connect(path, timeout=PATIENCE)) as db, db:
@@ -358,7 +358,7 @@ def _counts(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
-    """Say that it is the journal that failed, and not the step inside."""
+    """Turn a failure of the journal into a PartyError that names the journal."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:

@@ -1,4 +1,4 @@
-"""What a party keeps from one message of a run to the next."""
+"""The state that a party keeps from one message of a run to the next."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from vfl_flower.secure_aggregation.keys import new_private_key, public_key
 from vfl_flower.typing import Array
 
 SHARED = "shared."
-"""Before a kind: key in the session of the rows that :meth:`Party.share` counted."""
+"""Prefix of a kind: session key of the rows that :meth:`Party.share` counted."""
 
 ARRAYS = "arrays."
-"""Before a name: record of the kept state that stands for a record of arrays."""
+"""Prefix of a name: record in the packed state that replaces a record of arrays."""
 
 AT_REST = "at_rest"
-"""Name of the record with the key of what a disk has of the state."""
+"""Name of the record with the key of the state on the disk."""
 
 INPUTS = "inputs."
-"""Before a round and an action: key in the session of the inputs of a step that seals
-bytes for other parties."""
+"""Prefix of a round and an action: session key of the inputs of a step that seals bytes
+for other parties."""
 
 MOST_AWAITED = 16
-"""Most round trips from a step that seals bytes to one that opens them."""
+"""Maximum number of round trips between sealing bytes and opening them."""
 
 DONE = "done."
-"""Before an action: key in the session of the inputs of a step answered once."""
+"""Prefix of an action: session key of the inputs of a step answered only once."""
 
 
 class Memory:
-    """What a party stores in ``Context.state`` from one message of a run to the next.
+    """A party's state in ``Context.state`` from one message of a run to the next.
 
-    These are the run's private key and the public keys of all parties; the last round,
-    with the digests of its request and its reply; which rows were shared; and what the
-    steps remembered before and after that round. A round that is asked again is
-    answered from the state before it, so it gets the same reply. An earlier round, or
-    another request under the same number, is refused: its mask has been used.
+    It has the run's private key and the public keys of all parties; the last round,
+    with the digests of its request and its reply; which rows were shared; and the
+    states of the steps before and after that round. A repeated request is answered from
+    the state before its round, so it gets the same reply. An earlier round, or a
+    different request under the same number, is refused: its mask has been used.
 
     `state` is ``Context.state``, changed in place.
     """
@@ -62,25 +62,25 @@ class Memory:
 
     @property
     def _records(self) -> Mapping[str, Any]:
-        return self.state  # its own type knows no type of a record
+        return self.state  # whose type does not state the types of its records
 
     @property
     def _session(self) -> Any:
         return self._records.get("session")
 
     def forget(self) -> None:
-        """Remove the state of the run."""
+        """Discard the state of the run."""
         self.state.clear()
 
     @property
     def place(self) -> tuple[int, int]:
-        """Session and last round; -1 and 0 before any."""
+        """Session and last round; -1 and 0 before the first session."""
         known = self._session
         return (known["session"], known["round"]) if known else (-1, 0)
 
     @property
     def state_key(self) -> bytes:
-        """Key of what a disk has of the state of the session; b"" before any."""
+        """Key of the session state on the disk; b"" before the first session."""
         known = self._records.get(AT_REST)
         return bytes(known["key"]) if known else b""
 
@@ -90,10 +90,10 @@ class Memory:
         return public_key(self._session["private_key"])
 
     def pack(self) -> tuple[bytes, dict[bytes, bytes]]:
-        """Return the state for a disk, without its key, and its arrays by SHA-256.
+        """Return the state for the disk, without its key, and its arrays by SHA-256.
 
-        An array that a round has not changed has the digest that it had, and so has one
-        that was kept after a round when it is kept as before the next one.
+        The digest of an array that a round does not change stays the same, so the array
+        is stored only once.
         """
         packed: dict[str, Any] = {}
         arrays: dict[bytes, bytes] = {}
@@ -115,7 +115,7 @@ class Memory:
     def restore(
         self, content: bytes, array_of: Callable[[bytes], bytes], state_key: bytes
     ) -> None:
-        """Take the state that :meth:`pack` gave; `array_of` has arrays by digest."""
+        """Load a state from :meth:`pack`; `array_of` returns arrays by digest."""
         self.forget()
         self.state[AT_REST] = ConfigRecord({"key": state_key})
         records: Any = records_from_bytes(content)
@@ -131,11 +131,11 @@ class Memory:
 
     @property
     def run(self) -> str:
-        """Id of the run and of the model that it trains; "" before any run."""
+        """Id of the run and of the model that it trains; "" before the first run."""
         return f"{self._session['session']:016x}" if self._session else ""
 
     def open(self, session: int) -> bytes:
-        """Begin a session and return the public key; the same one when asked again."""
+        """Start a session and return its public key; repeated calls return the same."""
         if self.place[0] != session:
             private = new_private_key()
             self.forget()
@@ -154,14 +154,14 @@ class Memory:
     def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:
         """Check the round and restore the party; return the private and public keys.
 
-        The party gets its place in the run, its memory and its local model. Raises
-        PartyError if the message is not of the party's run and next round, or if the
-        party's rows differ from those of the first round.
+        The party gets its place in the run, its state and its local model. Raises
+        PartyError if the message does not belong to the party's run and next round, or
+        if the party's rows have changed since the first round.
         """
         known = self._session
         if known is None or known["session"] != frame.session:
             raise PartyError("this party was restarted and has lost the run's state")
-        # Kept in `leave` only: a run that the party refuses leaves it no keys.
+        # Stored only in `leave`: a run that the party refuses leaves no keys behind.
         peers = bytes(known.get("peers", frame.peers or b""))
         if not peers:
             raise PartyError("this party was greeted twice and has lost the run's keys")
@@ -195,7 +195,7 @@ class Memory:
         party.private_draws = frame.private_draws
         party.run_secret = known["run_secret"]
         party.shared = self._shared(party)
-        # A step that is asked again does not see the part that it has left.
+        # A repeated step does not see the local model that it stored the first time.
         fresh = again and known.get("part_round") == frame.round
         party.part = {} if fresh else self.part
         party.resume(self._kept("before" if again else "after"))
@@ -203,24 +203,24 @@ class Memory:
         return known["private_key"], [peers[k : k + KEY_BYTES] for k in start]
 
     def credentials(self, frame: Frame) -> bytes | None:
-        """Return what the parties have signed, from the first message."""
+        """Return the parties' signed credentials, from the first message."""
         signed: bytes | None = self._session.get("credentials", frame.credentials)
         return signed
 
     def lacks_signatures(self, frame: Frame) -> bool:
-        """Return whether all parties must yet sign the keys: in a second message."""
+        """Return whether signatures of the keys are still due, in a second message."""
         known = self._session
         later = "peers" in known and frame.round != known["round"]
         return later and "signed" not in known
 
     def keep_signed(self) -> None:
-        """Keep that all parties have signed the list of their keys."""
+        """Record that all parties have signed the list of their keys."""
         self._session["signed"] = True
 
     def columns(self, frame: Frame) -> list[str] | None:
         """Return the order of columns from the first message.
 
-        Raises PartyError if a later message has another one.
+        Raises PartyError if a later message has a different order.
         """
         known = self._session
         if "peers" not in known:
@@ -244,7 +244,7 @@ class Memory:
         return digest
 
     def keep_inputs(self, action: str, round: int, digest: bytes) -> None:
-        """Keep that digest, and forget those of rounds that nobody refers to."""
+        """Store the digest of a step's inputs, and delete digests that are too old."""
         session = self._session
         session[f"{INPUTS}{round} {action}"] = digest
         for key in [key for key in session if key.startswith(INPUTS)]:
@@ -254,9 +254,10 @@ class Memory:
     def repeats(self, frame: Frame, step: Step[..., Any], inputs: bytes) -> bool:
         """Return whether the party has answered this message before.
 
-        `inputs` is the digest of the inputs of a step that gives sums; b"" of any
-        other. Raises PartyError if the step is answered once in a session, and it was.
-        Only directly after that may the server ask for the same sums with wider bounds.
+        `inputs` is the digest of the inputs of a step that returns sums; b"" for other
+        steps. Raises PartyError if the step may be answered only once in a session, and
+        was answered. Only in the next message may the server request the same sums with
+        wider bounds.
         """
         known, key = self._session, DONE + step.action
         if frame.round == known["round"]:
@@ -275,11 +276,11 @@ class Memory:
         inputs: bytes,
         reply: bytes,
     ) -> None:
-        """Store what the party remembers, and that the round is done.
+        """Store the states of the party's steps, and record the round as done.
 
         `inputs` is as in :meth:`repeats`, and `reply` is the digest of the reply.
-        Raises PartyError if the round was asked again and its reply differs: under the
-        same masks the two would reveal their difference.
+        Raises PartyError if a repeated request gets a different reply: under the same
+        masks the two replies would reveal their difference.
         """
         session = self._session
         if "peers" not in session:
@@ -296,8 +297,8 @@ class Memory:
             )
         content = to_records(party.remembered())
         for kind in ("arrays", "settings"):
-            # Only now, since a round that failed in its step may be asked again, and
-            # so may the one before it.
+            # Only now: if a round fails in its step, the server may repeat it, or the
+            # round before it.
             if not again and f"after.{kind}" in self.state:
                 self.state[f"before.{kind}"] = self.state[f"after.{kind}"]
             self.state[f"after.{kind}"] = content[kind]
@@ -306,24 +307,24 @@ class Memory:
         session["last"] = step.action
         if step.once:
             session[DONE + step.action] = inputs
-        before = self._shared(party)  # a step can add rows, and take none back
+        before = self._shared(party)  # a step can add rows, but not remove any
         for kind, rows in party.shared.items():
             session[SHARED + kind] = pack_rows(rows | before.get(kind, rows))
 
     @property
     def uses(self) -> frozenset[tuple[str, str]] | None:
-        """Strategies and tasks that ask for all steps so far; None before any step."""
+        """Strategies and tasks that use all steps so far; None before the first."""
         if not self._session or (names := self._session.get("uses")) is None:
             return None
         pairs = (name.rpartition(" ") for name in names)
         return frozenset((strategy, task) for strategy, _, task in pairs)
 
     def keep_uses(self, uses: frozenset[tuple[str, str]]) -> None:
-        """Keep which strategies and tasks ask for all steps so far."""
+        """Store the strategies and tasks that use all steps so far."""
         self._session["uses"] = sorted(map(" ".join, uses))
 
     def keep_part(self, party: Party, algorithm: str) -> None:
-        """Keep ``party.part``, here and in the party's ``state-dir``."""
+        """Store ``party.part`` here and in the party's ``state-dir``."""
         content = to_records(party.part)
         self._session["part_round"] = self._session["round"]
         self.state["part.arrays"] = content["arrays"]
@@ -337,17 +338,17 @@ class Memory:
 
     @property
     def part(self) -> dict[str, Any]:
-        """The part of the model that the run has trained, or nothing."""
+        """The local model that the run has trained, or an empty dict."""
         return self._kept("part")
 
     def remembered(self, name: str) -> Array | None:
-        """Return the last array of a name that the steps have remembered, if any."""
+        """Return the last array that the steps stored under a name, if any."""
         stored = self._kept("after")
         key = next((k for k in reversed(stored) if k.partition("/")[2] == name), "")
         return stored[key] if isinstance(stored.get(key), np.ndarray) else None
 
     def _kept(self, name: str) -> dict[str, Any]:
-        """Return what was packed into two records of a state."""
+        """Return the values that were packed into two records of the state."""
         unpacked = dict(self._records.get(f"{name}.settings") or {})
         for key, array in (self._records.get(f"{name}.arrays") or {}).items():
             unpacked[key] = array.numpy()
@@ -355,7 +356,7 @@ class Memory:
 
 
 def _fixed(frame: Frame, party: Party) -> dict[str, Any]:
-    """Return what stays the same during a run, such as the file and its order."""
+    """Return the values that must not change during a run, such as the data."""
     data = f"{party.n_rows} rows, {party.X.shape[1]} columns, {party.ids_digest}"
     seed = [frame.seed, int(frame.private_draws)]
     return {"seed": seed, "model": frame.model or "", "data": data}

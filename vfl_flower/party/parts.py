@@ -1,7 +1,7 @@
-"""The only reader and writer of a party's local models, or parts of trained models.
+"""The only reader and writer of a party's local models.
 
-A part stays in the party's ``state-dir``, where a later run that predicts loads it. It
-may hold the secret seeds of the party, so nothing of it is logged but its model's id.
+A local model stays in the party's ``state-dir``, where a later prediction run loads it.
+It may hold the party's secret seeds, so only its model id is ever logged.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from vfl_flower.version import __version__
 logger = logging.getLogger("vfl_flower")
 
 FORMAT = 1
-"""Format of the file. Each ends in the checksum and has its number in ``about``."""
+"""Format number of the file, stored in ``about``; each file ends in its checksum."""
 
 FORMULA = re.compile(r"'*(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
-"""Beginning of a text that a spreadsheet takes for a formula, perhaps quoted."""
+"""Start of a text that a spreadsheet reads as a formula, perhaps after quotes."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-"""A text that is a plain number, which no spreadsheet takes for a formula."""
+"""A text that is a plain number, which no spreadsheet reads as a formula."""
 
 CHECKSUM = 64
 """Bytes of the checksum at the end of a file: a SHA-256 in hexadecimal digits."""
@@ -45,13 +45,13 @@ CHECKSUM = 64
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ModelPart:
-    """What one party stores of one trained model."""
+    """One party's local model: its stored part of one trained model."""
 
-    model: str  # id of it and of its training run, 8 to 32 lower-case hex digits
-    strategy: str  # name of the one that trained it
+    model: str  # id of the model and its training run, 8 to 32 lower-case hex digits
+    strategy: str  # name of the strategy that trained it
     settings: dict[str, Any] = field(default_factory=dict)
     """Anything that JSON can hold: seeds, sizes, the encoding of columns."""
-    arrays: Arrays = field(default_factory=dict)  # that NumPy stores without pickle
+    arrays: Arrays = field(default_factory=dict)  # which NumPy stores without pickle
 
 
 def save_part(folder: Path, part: ModelPart) -> None:
@@ -89,8 +89,8 @@ def write_private(
 ) -> None:
     """Write a file that only the party's user may read, whole or not at all.
 
-    `what` and `where` are what an error calls the file and its folder. Raises
-    PartyError if the folder cannot be written to, or if the file is a symbolic link.
+    Errors name the file and its folder by `what` and `where`. Raises PartyError if the
+    folder cannot be written to, or if the file is a symbolic link.
     """
     with refusing_files(f"{what} cannot be written to {where}", target):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def write_private(
 
 
 def read_private(target: Path) -> bytes:
-    """Read a file of a ``state-dir``; raise OSError for a link, without the path."""
+    """Read a file in a ``state-dir``; raise OSError, without the path, for a link."""
     check_no_link(target)
     return target.read_bytes()
 
@@ -107,8 +107,8 @@ def read_private(target: Path) -> bytes:
 def in_csv(value: object) -> object:
     """Return a value for a cell of a CSV file, so that no spreadsheet runs it.
 
-    A text that starts like a formula gets a single quote in front, as OWASP advises;
-    one that is a number is unchanged, and so is anything else.
+    A text that starts like a formula gets a leading single quote, as OWASP advises; a
+    text that is a number is unchanged, and so is any other value.
 
     >>> [in_csv(value) for value in ("r7", "-5", "=1+1", "'=1+1", -5)]
     ['r7', '-5', "'=1+1", "''=1+1", -5]
@@ -128,8 +128,8 @@ def write_predictions(
 ) -> None:
     """Write predictions, shape (n,), to a CSV file; see :func:`in_csv`.
 
-    Without ids, the rows get their numbers, from 0. `more` are further values of each
-    row, shape (n,), by name; `where` is as in :func:`write_private`.
+    Without ids, row numbers from 0 are written. `more` has further values of each row,
+    shape (n,), by name; `where` is as in :func:`write_private`.
     """
     text, columns = io.StringIO(), {"prediction": predictions, **(more or {})}
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
@@ -137,7 +137,7 @@ def write_predictions(
     names = range(len(predictions)) if ids is None else ids
     values = [column.tolist() for column in columns.values()]
     for cells in zip(names, *values, strict=True):
-        # Many a spreadsheet also splits cells at these.
+        # Many spreadsheets also split cells at these characters.
         apart = any(isinstance(cell, str) and set(";\t") & set(cell) for cell in cells)
         (quoted if apart else plain).writerow(map(in_csv, cells))
     write_private(target, text.getvalue().encode(), what, **where)
@@ -145,10 +145,10 @@ def write_predictions(
 
 
 def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPart:
-    """Read a party's local model of a strategy; by default of any.
+    """Read a party's local model, of the given strategy if any.
 
-    Raises PartyError if there is none of that id, or its file cannot be read, is
-    damaged, or was written for another model or strategy or in another format.
+    Raises PartyError if no model has this id, or if its file cannot be read, is
+    damaged, has an unknown format, or belongs to a different model or strategy.
     """
     path, what = _path(folder, model), f"the part of model {model} at this party"
     with refusing_files(f"{what} cannot be read", path):
@@ -191,12 +191,12 @@ def list_parts(folder: Path) -> list[str]:
 
 
 def is_model_id(model: object) -> bool:
-    """Return whether a value is the id of a model, which names files."""
+    """Return whether a value is a valid model id, which is used in file names."""
     return isinstance(model, str) and bool(re.fullmatch("[0-9a-f]{8,32}", model))
 
 
 def check_model(model: str) -> None:
-    """Raise ``ValueError`` where a strategy's `model_id` is not the id of a model."""
+    """Raise ``ValueError`` unless a strategy's `model_id` is a valid model id."""
     if not model:
         raise ValueError(
             "model_id must be the id of a trained model, which its training printed "
@@ -210,7 +210,7 @@ def check_model(model: str) -> None:
 
 
 def _path(folder: Path, model: str) -> Path:
-    # The id comes from the server: it must not lead out of the folder.
+    # The id comes from the server: it must not point outside the folder.
     if not is_model_id(model):
         raise PartyError(
             "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
@@ -223,7 +223,7 @@ def _packed(part: ModelPart) -> bytes:
     """Return the bytes of the file: an npz whose archive comment is the checksum."""
     about = {"format": FORMAT, "version": __version__} | vars(part)
     about["arrays"] = list(part.arrays)
-    # Numbers in the archive, since it takes some names ("file", "a.npy") for others.
+    # Arrays are numbered in the archive, which confuses some names ("file", "a.npy").
     arrays: Arrays = {"about": np.array(json.dumps(about))}
     for k, (name, array) in enumerate(part.arrays.items()):
         if np.asarray(array).dtype.hasobject:
@@ -231,8 +231,8 @@ def _packed(part: ModelPart) -> bytes:
         arrays[f"array_{k}"] = array
     file = io.BytesIO()
     np.savez(file, **arrays)  # type: ignore[arg-type]
-    # A zip file ends in the length of its comment, 0 so far, and the comment. So the
-    # checksum covers each byte of the file, also those that no reader looks at.
+    # A zip file ends in the length of its comment, 0 so far, and the comment. The
+    # checksum in the comment covers every byte, even bytes that no reader looks at.
     content = file.getvalue()[:-2] + CHECKSUM.to_bytes(2, "little")
     return content + _checksum(content)
 

@@ -33,37 +33,37 @@ MOST_NUMBERS = 2**22
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a step has predicted, which stays at the party."""
+    """The predictions of a step, which stay at the party."""
 
     values: Array  # labels or numbers, shape (m,)
-    rows: Array | None = None  # the party's rows of these, shape (m,); None: all
-    model: str = ""  # id of the model that predicted them, if not the run's
+    rows: Array | None = None  # the party's rows with a prediction, (m,); None: all
+    model: str = ""  # id of the model that predicted them, unless the run trained it
     more: Mapping[str, Array] = field(default_factory=dict)
-    """Further texts or numbers of each row, shape (m,), by name: classes, scores."""
+    """Further texts or numbers for each row, shape (m,), by name: classes, scores."""
 
 
 class RowSets(Protocol):
-    """The party's guard of the rows that it adds up for others."""
+    """The party's guard, which checks each set of rows that it adds up for others."""
 
     def check(
         self, rows: Array | None, weights: Array | None, *, by_choice: bool
     ) -> None:
-        """Note a set of rows, or refuse it; see :meth:`Party.sum_over`."""
+        """Record a set of rows, or refuse it; see :meth:`Party.sum_over`."""
 
 
 class Source(Protocol):
     """Where the rows of a party come from."""
 
     def read_ids(self) -> Sequence[str] | None:
-        """Return the ids of the rows as text; None where they have none."""
+        """Return the ids of the rows as text; None if the rows have no ids."""
 
     def drop_cache(self) -> None:
-        """Remove copies of the rows, some of which the party may have to forget."""
+        """Remove cached copies of the rows, since the party may have to forget some."""
 
 
 @dataclass(eq=False, repr=False)
 class Party:
-    """The data of one organisation, and what it remembers during a run.
+    """The data of one organisation, and its state during a run.
 
     Parameters
     ----------
@@ -71,26 +71,26 @@ class Party:
         The party's columns; row i is the same entity at every party. Real, finite.
         Rows need not lie in memory.
     y : Array, shape (n,), optional
-        Labels, at the label holders only. Real and finite, or NaN for the rows of
-        which this party does not know the label.
+        Labels, at the label holders only. Real and finite, or NaN for rows whose label
+        this party does not know.
     ids : Array, shape (n,), optional
         Identifiers of the rows, distinct. Parties compare a digest of them.
     name : str, optional
-        What reports and errors call this party; default ``party-<index>``.
+        Name of this party in reports and errors; default ``party-<index>``.
     columns : sequence of str, optional
-        Names of the columns of `X`; default: those of a DataFrame, or none.
+        Names of the columns of `X`; default: the column names of a DataFrame, or none.
     index : int, optional
-        Place of the party in the run's order, from 0.
+        Position of the party in the order of the run, starting at 0.
     ids_digest : str, optional
-        Digest of `ids` where it is known already; computed from `ids` otherwise.
+        Digest of `ids`, if already known; otherwise computed from `ids`.
     state_dir : path, optional
-        Folder, private to the party, in which its parts of models are kept; without
-        one they are gone with the run.
+        Folder, private to the party, that holds its local models; without it they are
+        lost when the run ends.
     consent : Consent, optional
-        What may leave the party other than in sums over three or more parties; default:
-        nothing, and in a run in one process anything.
+        The values that may leave the party other than in sums over three or more
+        parties; default: none, or any in a run in one process.
     checked : bool
-        Skip the checks: the loader did them when it wrote its cache.
+        Whether to skip the checks, as the loader does for data from its cache.
 
     Attributes
     ----------
@@ -99,27 +99,27 @@ class Party:
     session : int
         Number of the run.
     names : sequence of str
-        Names of the parties in their order, as they have signed them; empty where they
-        sign nothing.
+        Names of the parties in their order, as the parties have signed them; empty if
+        they sign nothing.
     run_secret : bytes
-        Random bytes of this party and this run, whatever its seed, for keys: the same
-        for a step that is asked twice. Nothing that leaves the party may depend on them
-        but by a key.
+        Random bytes from which this party derives keys in this run, independent of the
+        seed and unchanged if a step is repeated. Values that leave the party may depend
+        on them only through a key.
     part : dict
-        Its part of a model: a new one that a training step puts here is kept, and is
-        here again when the model predicts.
+        The party's local model: if a training step assigns a new one, it is stored, and
+        is available here again when the model predicts.
     predictions : Predictions or None
-        What a step leaves here is written to a file in `state_dir`.
+        If a step assigns predictions, they are written to a file in `state_dir`.
     cache : dict
-        What a step computes for the next one in the same process, which computes it
-        again if it is missing.
+        Results that a step leaves for later steps in the same process, which compute
+        them again if they are missing.
 
     Raises
     ------
     ValueError
         `X` is not a non-empty real matrix, a value is missing, masked or infinite, `y`
-        or `ids` has another length or another pandas index than `X`, or an id is
-        missing or stands twice.
+        or `ids` differs from `X` in length or pandas index, or an id is missing or
+        repeated.
 
     Examples
     --------
@@ -142,32 +142,32 @@ class Party:
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
     private_draws: bool = field(default=False, init=False)
-    """Whether its streams come from `run_secret`, since the run has no seed."""
+    """Whether random streams derive from `run_secret`, since the run has no seed."""
     run_secret: bytes = field(default=b"", init=False)
     session: int = field(default=0, init=False)
     keys_digest: bytes = field(default=b"", init=False)
-    """Of all parties' public keys, which are new in each session."""
+    """Digest of all parties' public keys, which are new in each session."""
     names: Sequence[str] = field(default=(), init=False)
     agree: Callable[[int], bytes] | None = field(default=None, init=False)
-    """From a party's index to 32 bytes of the run that these two alone know."""
+    """From a party's index to 32 bytes that only these two parties know in this run."""
     allow_plain: bool = field(default=False, init=False)
-    """Whether it takes part in protocols that do not protect it."""
+    """Whether the party takes part in protocols that do not protect it."""
     encoding: dict[str, Any] | None = field(default=None, init=False)
-    """How the columns of its file became those of `X`; kept with its part of a model.
+    """How the columns of its file became the columns of `X`; stored with local models.
     """
     cache: dict[str, Any] = field(default_factory=dict, init=False)
     part: dict[str, Any] = field(default_factory=dict, init=False)
     predictions: Predictions | None = field(default=None, init=False)
     new_order: tuple[RowOrder, bool] | None = field(default=None, init=False)
-    """An order of rows to keep in `state_dir`, and whether runs may use it at once."""
+    """A row order to store in `state_dir`, and whether runs may use it at once."""
     source: Source | None = field(default=None, init=False)
-    """Where its rows come from, if not from the caller."""
+    """Where its rows come from, unless the caller passed them."""
     shared: dict[str, Array] = field(default_factory=dict, init=False)
     """Rows that :meth:`share` has counted in the run, by kind; bool, shape (n,)."""
     releases: Releases | None = field(default=None, init=False)
     row_sets: RowSets | None = field(default=None, init=False)  # None in one process
     order_key: str | None = field(default=None, init=False)
-    """What changes with the order of the rows, where parties have aligned them."""
+    """Text that changes with the row order, if the parties have aligned their rows."""
     row_labels: Any = field(default=None, init=False)  # index of a DataFrame
     _states: dict[str, Any] = field(default_factory=dict, init=False)
     _stored: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
@@ -182,7 +182,7 @@ class Party:
             self.ids_digest = digest_ids(self.ids)
 
     def __repr__(self) -> str:
-        """Return its name and the sizes of its data, and no value of them."""
+        """Return the party's name and the sizes of its data, without any value."""
         named = "" if self.name is None else f"{self.name!r}: "
         labels = "" if self.y is None else f", {self.n_labels} labels"
         rows, columns = self.X.shape
@@ -255,12 +255,12 @@ class Party:
             )
 
     def take(self, rows: Array) -> Party:
-        """Return a party in memory with some of the rows of this one, in their order.
+        """Return a party in memory with some of this party's rows, in the order given.
 
         Parameters
         ----------
         rows : Array of int, shape (m,)
-            Numbers of rows.
+            Row numbers, from 0.
         """
         return replace(
             self,
@@ -272,7 +272,7 @@ class Party:
 
     @property
     def rows(self) -> Rows:
-        """The rows of `X`, which steps read by blocks, by numbers or in sums."""
+        """The rows of `X`, which steps read in blocks, by row number or in sums."""
         return as_rows(self.X)
 
     @property
@@ -282,7 +282,7 @@ class Party:
 
     @property
     def columns_digest(self) -> str:
-        """A digest of the names of the columns; "" if they have none."""
+        """A digest of the column names; "" if the columns have no names."""
         return digest_ids(np.array(self.columns)) if self.columns else ""
 
     @property
@@ -293,7 +293,7 @@ class Party:
 
     @property
     def order_name(self) -> str | None:
-        """What changes with the ids of the rows or their order; None without ids."""
+        """Text that changes with the row ids or their order; None without ids."""
         return self.order_key or self.ids_digest
 
     @property
@@ -308,14 +308,14 @@ class Party:
         return any(entry.get("later") for entry in entries)
 
     def lets(self, kind: Kind) -> bool:
-        """Return whether the party's consent names a kind that may leave it."""
+        """Return whether the party's consent allows a kind of value to leave it."""
         return self.consent is None or kind in self.consent.leaves
 
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
-        """Check before a step computes that what it reveals may leave, and count it.
+        """Check before a step runs that a kind it reveals may leave, and count it.
 
-        With `again` it was counted before. Raises PartyError if the consent lets none
-        of this kind leave, or not that often.
+        With `again` it was counted before. Raises PartyError if the consent does not
+        allow this kind to leave, or not this often.
         """
         if (counter := self._counter()) is None:
             return
@@ -325,12 +325,12 @@ class Party:
             counter.count(kind, times)
 
     def share(self, rows: Array, kind: Kind) -> None:
-        """Count rows whose values leave; raise PartyError if so many may not."""
+        """Count the rows whose values leave; raise PartyError above the limit."""
         if (counter := self._counter()) is not None:
             counter.add(kind, rows)
 
     def _counter(self) -> Releases | None:
-        """Return what counts releases; None where the party has no rules to hold."""
+        """Return the counter of releases; None if the party has no consent."""
         if self.releases is None and self.consent is not None:
             self.releases = Releases(self.consent, self.shared, self.n_rows)
         return self.releases
@@ -344,13 +344,13 @@ class Party:
     ) -> None:
         """Raise PartyError unless a step may add up these rows for others.
 
-        rows: their numbers, shape (m,), with repeats; default: all of the session.
-        weights: their weights, shape (m,); default: 1.
-        by_choice: whether the party itself has removed or added rows: the set is noted,
-            and may differ from an earlier one by few rows.
+        rows: row numbers, shape (m,), possibly repeated; default: all of the session.
+        weights: weights of these rows, shape (m,); default: 1.
+        by_choice: whether the party itself has removed or added rows: the set is
+            recorded, and may differ from an earlier set by only a few rows.
 
-        Raises PartyError, with details in the log, if the rows are too few, if too few
-        of them differ from those of an earlier sum, or if the parties have changed.
+        Raises PartyError, with details in the log, if there are too few rows, if they
+        differ from the rows of an earlier sum in too few, or if the parties changed.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)
@@ -359,8 +359,8 @@ class Party:
     def tags(self, rows: Array, key: bytes) -> Array:
         """Return the sorted tags (uint64) that identify rows for the life of the data.
 
-        They are hashes of ids under `key`, which the party alone has. Raises PartyError
-        without ids.
+        They are hashes of ids under `key`, known only to the party. Raises PartyError
+        if the rows have no ids.
         """
         ids = self.read_ids()
         if ids is None:
@@ -373,11 +373,11 @@ class Party:
         return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
 
     def afford(self, name: str, rows: int, width: int) -> None:
-        """Refuse work out of proportion: repeated rows cost their sender little.
+        """Refuse disproportionate work: repeated rows cost their sender little.
 
-        `name` is what the request calls the rows, and each makes `width` numbers.
-        Raises PartyError if the `rows` are more than twice the party's, and `rows`
-        times `width` is above `MOST_NUMBERS`.
+        `name` is the argument with the rows, each of which makes `width` numbers.
+        Raises PartyError if `rows` is more than twice the number of the party's rows,
+        and `rows` times `width` is above `MOST_NUMBERS`.
         """
         most = max(2 * self.n_rows, MOST_NUMBERS // max(width, 1))
         if rows > most:
@@ -387,21 +387,21 @@ class Party:
             )
 
     def remember(self, state: object) -> None:
-        """Store a state for the next steps; it replaces an earlier one of its kind.
+        """Store a state for later steps; it replaces an earlier state of its class.
 
-        It should be small, since it travels between processes with each message. Raises
-        TypeError if its class is not :func:`stored_as` a name, or has a field that no
-        message can carry.
+        It should be small, since each message carries it between processes. Raises
+        TypeError if its class is not declared with :func:`stored_as`, or has a field
+        that no message can carry.
         """
         name = _name_of(type(state))
         fields_of(type(state))
         self._states[name] = state
 
     def recall(self, kind: type[S], first: S | None = None) -> S:
-        """Return what an earlier step has stored; a change in place is stored too.
+        """Return the state that an earlier step stored; changes in place are stored.
 
         Raises PartyError if no step has stored an instance of `kind`, unless `first` is
-        given, which is stored then.
+        given: then `first` is stored.
         """
         name = _name_of(kind)
         if name not in self._states:
@@ -419,33 +419,33 @@ class Party:
         return state
 
     def forget(self, kind: type) -> None:
-        """Store nothing of a kind from now on."""
+        """Remove the stored state of a class."""
         name = _name_of(kind)
         self._states.pop(name, None)
         self._stored.pop(name, None)
 
     def resume(self, stored: dict[str, Any]) -> None:
-        """Continue from what :meth:`remembered` returned after an earlier step."""
+        """Restore the states that :meth:`remembered` returned after an earlier step."""
         self._states, self._stored = {}, {}
         for place, value in stored.items():
             name, _, key = place.partition("/")
             self._stored.setdefault(name, {})[key] = value
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the steps have stored: arrays and scalars by kind/name."""
+        """Return the states that steps have stored: arrays and scalars by kind/name."""
         stored = {n: v for n, v in self._stored.items() if n not in self._states}
         stored |= {n: {"": True} | flat(state) for n, state in self._states.items()}
         return {f"{n}/{key}": v[key] for n, v in stored.items() for key in v}
 
     def read_ids(self) -> Sequence[Any] | Array | None:
-        """Return the ids of the rows, from the data file if there is one."""
+        """Return the row ids, from the data file if there is one."""
         return self.ids if self.source is None else self.source.read_ids()
 
     def rng(self, stream: str) -> np.random.Generator:
-        """Return the generator of one named stream of this party in this run.
+        """Return the random generator of one named stream of this party in this run.
 
-        It depends on (seed, party, stream) alone, and where the run has no seed on a
-        key of the stream: a step that is asked twice draws the same.
+        It depends only on (seed, party, stream), or on a key of the stream if the run
+        has no seed: a repeated step draws the same numbers.
         """
         if self.index is None:
             raise RuntimeError("a party has a generator only inside a step of a run")
@@ -458,8 +458,8 @@ class Party:
     def secret_bytes(self, stream: str, size: int) -> bytes:
         """Return secret bytes of one named stream, the same each time.
 
-        Where the run has no seed they come from a cipher, and nothing that :meth:`rng`
-        draws reveals them.
+        If the run has no seed, they come from a cipher, and the draws of :meth:`rng` do
+        not reveal them.
         """
         if self.index is None or not self.private_draws:
             return self.rng(stream).bytes(size)
@@ -475,8 +475,8 @@ _NAMES: dict[type, str] = {}
 def stored_as(name: str) -> Callable[[type[S]], type[S]]:
     """Make a class a dataclass whose state :meth:`Party.remember` stores under a name.
 
-    The name stays when the class moves: a journal may hold a state of an older version.
-    Raises ValueError for a name with "/", or of another class.
+    Keep the name if the class moves: a journal may hold a state of an older version.
+    Raises ValueError for a name with "/", or for the name of a different class.
     """
     if "/" in name or name in _NAMES.values():
         raise ValueError(f"name must be new and have no '/', got {name!r}")
@@ -497,8 +497,8 @@ def _name_of(kind: type) -> str:
 def _check_real(values: Array, what: str) -> None:
     if values.dtype.kind not in "biuf":
         raise ValueError(f"{what} must hold real numbers, got dtype {values.dtype}")
-    # One pass without a mask of n x d: a sum is finite only if each value is. Where it
-    # is not, it may have overflowed, so the rows are looked at in blocks.
+    # One pass without a mask of n x d: a sum is finite only if each value is. An
+    # infinite sum may also be an overflow, so the rows are then checked in blocks.
     with np.errstate(over="ignore", invalid="ignore"):
         finite = np.isfinite(values.sum(dtype=np.float64))
     if not finite:
@@ -527,7 +527,7 @@ def _check_labels(y: Array, what: str) -> None:
 
 
 def digest_ids(ids: Array) -> str:
-    """Return the SHA-256 in hexadecimal of ids as text, in order: 7 equals "7"."""
+    """Return the hexadecimal SHA-256 of ids as text, in order: 7 equals "7"."""
     sha = hashlib.sha256()
     for value in ids.tolist():
         text = str(value).encode()

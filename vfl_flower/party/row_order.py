@@ -1,6 +1,6 @@
 """Row orders that the parties of a run have agreed on, stored by name at each party.
 
-Later runs name the order, and a party then takes these rows of its file, in this order.
+A later run names the order, and each party then uses these rows of its file, in order.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NAME_RULE = (
 )
 
 DIGEST_BYTES = 16
-"""Bytes of the digest by which an order knows an id: with 10^9 ids two are equal with a
-probability of 10^-21."""
+"""Bytes of the digest that represents an id in an order: among 10^9 ids, two digests
+are equal with probability 10^-21."""
 
 DISTINCT = (
     "ids must be distinct after Unicode's form NFKC and without white space at their "
@@ -45,19 +45,19 @@ DISTINCT = (
 )
 
 BLOCK = 2**14
-"""Ids of a file whose digests are taken at once: their texts need not fit in memory."""
+"""Ids that are digested at a time: the texts of all ids need not fit in memory."""
 
 
 def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
-    """Return ids in UTF-8, in the form that all parties use.
+    """Return ids in UTF-8, in the normal form that all parties use.
 
-    1. An integer is its decimal digits: 7 equals the text "7".
-    2. A text is in Unicode's form NFKC, without white space at its ends.
+    1. An integer becomes its decimal digits: 7 equals the text "7".
+    2. A text is put in the Unicode form NFKC, without surrounding white space.
     3. Nothing else is changed: "A7" and "a7", "7" and "007", "7" and "7.0" differ.
 
-    Raises PartyError if there are no ids, one is neither integer nor text, or is empty
-    or missing (like "nan" and "NA"), or two are equal. The error says how many, and
-    names no id.
+    Raises PartyError if there are no ids, an id is neither an integer nor text, is
+    empty or missing (like "nan" and "NA"), or is repeated. The error gives the number
+    of such ids, and names no id.
     """
     if ids is None:
         raise PartyError(
@@ -77,34 +77,34 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
 class RowOrder:
     """The rows of one party that all parties hold, in the common order."""
 
-    name: str  # what the parties call it
+    name: str  # the parties' name for the order
     tag: str
-    """The same at all parties, and of no other order; it reveals nothing of an id."""
-    salt: bytes  # of the digests, at this party alone
+    """Equal at all parties and unique to this order; it reveals nothing about an id."""
+    salt: bytes  # of the digests, known only to this party
     ids: Array
-    """Digests of the ids, uint8, shape (m, 16), by which the rows are found in a
-    changed file too."""
+    """Digests of the ids, uint8, shape (m, 16), which identify the rows even in a
+    changed file."""
 
     @classmethod
     def of(cls, name: str, tag: str, salt: bytes, ids: Sequence[bytes]) -> RowOrder:
-        """Return the order of ids, as :func:`normal_ids` gives them."""
+        """Return the order of ids, in the form that :func:`normal_ids` returns."""
         return cls(name, tag, salt, _digests(salt, ids))
 
     @property
     def digest(self) -> str:
-        """What parties compare: name and tag, since a digest of ids can be guessed."""
+        """Name and tag, which parties compare: a digest of ids could be guessed."""
         return f"alignment {self.name} {self.tag}"
 
     @property
     def key(self) -> str:
-        """What changes with the order itself: the server chooses name and tag."""
+        """Text that changes with the order itself, unlike the server's name and tag."""
         content = hashlib.sha256(self.salt + self.ids.tobytes())
         return f"{self.digest} {content.hexdigest()}"
 
     def rows(self, ids: Iterable[Any] | None) -> Array:
-        """Return the rows, shape (m,), of the order's ids.
+        """Return the row numbers, shape (m,), of the order's ids.
 
-        Raises PartyError if some are missing, or an id is invalid.
+        Raises PartyError if some ids are missing or invalid.
         """
         blocks = [None] if ids is None else _blocks(ids)
         digests = [_digests(self.salt, normal_ids(block)) for block in blocks]
@@ -125,21 +125,21 @@ class RowOrder:
 
 
 def check_name(name: str) -> None:
-    """Raise ``PartyError`` unless an order may have a name."""
+    """Raise ``PartyError`` unless a name is a valid name of an order."""
     if not re.fullmatch(NAME, name):
         raise PartyError(f"{NAME_RULE}, got {name[:70]!r}")
 
 
 def save_order(folder: Path, order: RowOrder, accepted: bool = False) -> None:
-    """Store an order in a party's ``state-dir``, under a name that is not yet used.
+    """Store an order in a party's ``state-dir``, under an unused name.
 
     Unless it is `accepted` at once, runs may not use it before :func:`accept_order`.
-    Raises PartyError if the name is invalid or used, or the folder cannot be written
+    Raises PartyError if the name is invalid or in use, or the folder cannot be written
     to.
     """
     target = _path(folder, order.name)
     if target.exists():
-        if read_order(folder, order.name).key != order.key:  # not asked again
+        if read_order(folder, order.name).key != order.key:  # not a repeated request
             raise PartyError(
                 f"alignment {order.name!r} exists at this party and is never replaced: "
                 "choose another name"
@@ -164,7 +164,7 @@ def save_order(folder: Path, order: RowOrder, accepted: bool = False) -> None:
 
 
 def accept_order(folder: Path, name: str) -> RowOrder:
-    """Let runs use an order, and return it; see :func:`read_order`."""
+    """Allow runs to use an order, and return it; see :func:`read_order`."""
     order = read_order(folder, name)
     write_private(_accepted(folder, name), order.key.encode(), f"alignment {name!r}")
     return order
@@ -177,7 +177,7 @@ def is_accepted(folder: Path, order: RowOrder) -> bool:
 
 
 def list_orders(folder: Path) -> list[str]:
-    """Return the names of the orders of a ``state-dir``."""
+    """Return the names of the orders in a ``state-dir``."""
     paths = folder.glob("alignment-*.npz")
     return sorted(path.stem.removeprefix("alignment-") for path in paths)
 
@@ -223,7 +223,7 @@ def read_order(folder: Path | None, name: str) -> RowOrder:
 
 
 def _path(folder: Path, name: str) -> Path:
-    check_name(name)  # it comes from the server, and must not lead out of the folder
+    check_name(name)  # from the server: it must not point outside the folder
     return folder / f"alignment-{name}.npz"
 
 

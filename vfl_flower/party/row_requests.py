@@ -1,8 +1,8 @@
-"""What a party requests of its models: rows to forget, rows to add, models to leave.
+"""A party's requests to its models: rows to forget, rows to add, models to leave.
 
-Each kind is a file in the party's ``state-dir``, with a request on each line. No
-message can write it: the server decides when rows are added or forgotten, and the party
-which.
+Each kind of request is a file in the party's ``state-dir``, with one request on each
+line. No message can write it: the server decides when rows are added or forgotten, and
+the party decides which rows.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ def request_changes(
     add: Iterable[Any] = (),
     leave: Iterable[str] = (),
 ) -> None:
-    """Write what a party requests of clusters that can forget, for the next runs.
+    """Write a party's requests to clustering models that can forget, for later runs.
 
-    The requests join those that wait in ``forget.txt``, ``add.txt`` and ``leave.txt``
-    in the party's ``state_dir``. Runs of the tasks ``unlearn``, ``add`` and
-    ``forget-client`` serve each once. An operator can write these files with an editor,
-    a request on each line.
+    The requests are added to the pending requests in ``forget.txt``, ``add.txt`` and
+    ``leave.txt`` in the party's ``state_dir``. Runs of the tasks ``unlearn``, ``add``
+    and ``forget-client`` serve each request once. An operator can also write these
+    files with an editor, one request on each line.
 
     Parameters
     ----------
     party : Party
         The party, with a `state_dir`.
     forget : iterable of str or int
-        Ids of rows of training, or added later, to forget.
+        Ids of rows to forget, which were in training or added later.
     add : iterable of str or int
-        Ids of rows of the party's data that the model does not have.
+        Ids of rows in the party's data that the model does not contain.
     leave : iterable of str
         Ids of models that the party leaves.
 
     Raises
     ------
     ValueError
-        The party has no `state_dir`, or a request is no id of a row or, to leave, of a
-        model. Nothing is written then.
+        The party has no `state_dir`, or a request is not a row id (in `leave`, a model
+        id). Nothing is written in that case.
     PartyError
         A file cannot be read or written.
 
@@ -81,7 +81,7 @@ def request_changes(
 
 
 def _lines(name: str, requests: Iterable[Any]) -> list[str]:
-    """Return requests as lines of a file; the error has no id."""
+    """Return requests as lines of a file; errors name no id."""
     wrong_type = isinstance(requests, str | bytes | Mapping)
     one_dimensional = getattr(requests, "ndim", 1) == 1
     if wrong_type or not one_dimensional or not isinstance(requests, Iterable):
@@ -100,7 +100,7 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
 
 
 def read_requests(folder: Path | None, name: str) -> dict[int, str]:
-    """Return a file's requests by line number; raise PartyError if it is no text."""
+    """Return a file's requests by line number; raise PartyError if it is not text."""
     path = None if folder is None else folder / name
     if path is None or not path.exists():
         return {}
@@ -116,7 +116,7 @@ def read_requests(folder: Path | None, name: str) -> dict[int, str]:
 def finish_requests(
     folder: Path, name: str, served: Callable[[list[str]], Array | list[bool]]
 ) -> None:
-    """Remove the requests that were served from one of the party's files."""
+    """Remove from one of the party's files the requests that were served."""
     lines = list(read_requests(folder, name).values())
     if lines:
         done = served(lines)
@@ -126,7 +126,7 @@ def finish_requests(
 
 
 def files_naming(folder: Path, ids: Sequence[str]) -> list[str]:
-    """Return the files of a folder that have one of the ids as a line or a cell."""
+    """Return the files in a folder that contain one of the ids as a line or a cell."""
     cells = {text.encode() for text in ids}
     names = []
     for path in sorted(folder.rglob("*")) if ids else ():
@@ -139,7 +139,7 @@ def files_naming(folder: Path, ids: Sequence[str]) -> list[str]:
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:
-    """Write a file of requests, or remove it where none is left."""
+    """Write a file of requests, or remove it if no request is left."""
     if lines:
         write_private(path, "\n".join([*lines, ""]).encode(), "the requests")
         return

@@ -1,12 +1,13 @@
-"""A party's guard of the rows over which it adds anything up for others.
+"""A party's guard, which checks the rows of every sum that the party computes.
 
-The server chooses these rows, and two sums over rows that differ by a single row reveal
-that row. So a party notes each set of rows, with their weights, for the life of its
-data: a new set must be an earlier one, or differ from every earlier one by many rows.
-It also notes the parties of each sum: sums with and without one reveal what it adds.
+The server chooses these rows, and two sums whose row sets differ by a single row reveal
+that row. So a party records each set of rows, with their weights, for the life of its
+data: a set must equal an earlier set, or differ from every earlier set by many rows. It
+also records the parties of each sum: two sums, with and without one party, reveal that
+party's contribution.
 
-Rows are known by keyed tags of their ids, whatever the order of a file, and by their
-places in a file without ids.
+Rows are identified by keyed tags of their ids, whatever the order of the file, or, in a
+file without ids, by their positions.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 ANCHOR = "journal.anchor"
-"""File beside the journal with the number of its row sets: a journal with fewer is
-lost, or restored from a backup."""
+"""File beside the journal with the number of its row sets: a journal with fewer sets
+was lost, or restored from a backup."""
 
-MOST_OF_ID = 2**10  # characters of an id by which rows are told apart
-FEW_SETS = 30  # sets of rows that are summed where a twentieth of the rows are fewer
+MOST_OF_ID = 2**10  # characters of an id that distinguish rows
+FEW_SETS = 30  # maximum number of row sets if a twentieth of the rows is less
 
 WEIGHTED = 2
-"""Of sets with weights, a row with a share of 1 / k of the squares counts as one of
-2 k: one with a tenth as one of 20, as of a coreset of a hundred rows."""
+"""In sets with weights, a row with 1 / k of the sum of squares counts as one of 2 k
+rows: a row with a tenth as one of 20, as in a coreset of a hundred rows."""
 
-MOST_ORDERS = 8  # orders of rows of which the journal keeps the numbers
+MOST_ORDERS = 8  # row orders whose row numbers the journal stores
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS row_tags (tags BLOB)",
@@ -64,12 +65,12 @@ TABLES = (
     id INTEGER PRIMARY KEY, bits BLOB, weights BLOB)""",
     "CREATE TABLE IF NOT EXISTS row_journal (inode INTEGER)",
 )
-"""The tags of all rows, by number; the numbers of the rows of an order, and its set;
-the sets; and the file in which they were written."""
+"""The tags of all rows, by number; the row numbers of each order, and its set; the row
+sets; and the inode of the journal in which they were written."""
 
 
 def _refusal(reason: str, *values: object) -> PartyError:
-    """Log why a request is refused, and return all that the server learns of it."""
+    """Log why a request is refused; return the error, which names no reason."""
     log.error(f"a request is refused: {reason}", *values)
     return PartyError(
         "this party's guard refuses the rows of the request, and its log says why"
@@ -79,15 +80,15 @@ def _refusal(reason: str, *values: object) -> PartyError:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class RowSet:
-    """Some of the rows that a party has ever had."""
+    """A set of rows, possibly weighted, out of all rows that a party has ever had."""
 
-    mask: Array  # which rows, by number; bool, shape (largest number + 1,)
+    mask: Array  # bool, by row number; shape (largest number + 1,)
     weights: Array | None
-    """Their weights over the largest, by row number, shape (m,); None: all are 1."""
+    """Weights relative to the largest, by row number, shape (m,); None: all are 1."""
 
     @classmethod
     def of(cls, numbers: Array, weights: Array | None) -> RowSet:
-        """Return the set of numbers, whose weights add up where one is repeated."""
+        """Return the set of these row numbers, with repeated rows' weights added up."""
         mask = np.zeros(int(numbers.max(initial=0)) + 1, dtype=bool)
         mask[numbers] = True
         if weights is None and mask.sum() == len(numbers):
@@ -98,7 +99,7 @@ class RowSet:
 
     @classmethod
     def unpacked(cls, bits: bytes, weights: bytes | None) -> RowSet:
-        """Return the set that a journal has."""
+        """Return a set that the journal stores."""
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
         w = None if weights is None else np.frombuffer(weights)
         return cls(mask.astype(bool), w)
@@ -121,29 +122,29 @@ class RowSet:
 
     @cached_property
     def numbers(self) -> Array:
-        """Numbers of the rows, in their order."""
+        """Row numbers, in ascending order."""
         return np.flatnonzero(self.mask)
 
     @cached_property
     def values(self) -> Array:
-        """Weights of the rows, in their order."""
+        """Weights of the rows, in the order of `numbers`."""
         return np.ones(len(self.numbers)) if self.weights is None else self.weights
 
     @property
     def size(self) -> float:
-        """Number of rows; with weights, a tenth of their squares counts as 20."""
+        """Number of rows; if weighted, a row with a tenth of the squares is 1 of 20."""
         return self.squares * (1 if self.weights is None else WEIGHTED)
 
     @property
     def packed_weights(self) -> bytes | None:
-        """The weights, as a journal has them."""
+        """The weights, as the journal stores them."""
         return None if self.weights is None else self.weights.tobytes()
 
     def apart(self, other: RowSet) -> float:
-        """Return in how many rows two sets differ.
+        """Return the number of rows in which two sets differ.
 
-        With weights: by the largest share of one row in what two sums, at any scales,
-        add up to; a tenth counts as 20 rows.
+        For sets with weights, it depends on the largest share of one row in the
+        difference of the two sums at any scales: a tenth counts as 20 rows.
         """
         if self.weights is None and other.weights is None:
             first, second = (int.from_bytes(s.bits, "little") for s in (self, other))
@@ -159,9 +160,9 @@ class RowSet:
 
 
 class RowSets:
-    """The sets of rows that a party has added up, in its journal at `path`.
+    """The row sets that a party has summed, recorded in its journal at `path`.
 
-    `db` is in the transaction of a message, and `key` that of the tags of the rows.
+    `db` is in the transaction of a message, and `key` is the key of the row tags.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class RowSets:
     def check(
         self, rows: Array | None, weights: Array | None, *, by_choice: bool
     ) -> None:
-        """Note a set of rows, or refuse it; see :meth:`Party.sum_over`."""
+        """Record a set of rows, or refuse it; see :meth:`Party.sum_over`."""
         check_journal(self._db, self._path)
         if rows is None and (number := self._of_order("row_set")) is not None:
             self._check_parties(number)
@@ -200,12 +201,12 @@ class RowSets:
             self._db.execute(update, (number, self._order))
 
     def _of_order(self, column: str) -> Any:
-        """Return what the journal has of the order of the rows, or None."""
+        """Return a column of the journal's entry for the current row order, or None."""
         query = f"SELECT {column} FROM row_orders WHERE name = ?"
         return first_value(self._db, query, self._order)
 
     def _numbers(self) -> Array:
-        """Return the number of each row of the session, by which all sets know it."""
+        """Return the number that identifies each row of the session in all sets."""
         if (known := self._of_order("numbers")) is not None:
             return np.frombuffer(known, "<u4")
         numbers = np.arange(self._party.n_rows, dtype="<u4")
@@ -231,7 +232,7 @@ class RowSets:
         return numbers
 
     def _note(self, rows_of_sum: RowSet, digest: bytes) -> int:
-        """Write a set into the journal, and return its number there."""
+        """Write a set to the journal, and return its number there."""
         s, parties = rows_of_sum, json.dumps([sorted(self._party.names)])
         blocks = s.blocks.astype("<f4").tobytes()
         n_weights = 0 if s.weights is None else len(s.weights)
@@ -252,7 +253,7 @@ class RowSets:
             )
 
     def _check_count(self) -> None:
-        """Refuse a new set where sums over all of them could be solved for the rows."""
+        """Refuse a new set if the sums over all sets could be solved for the rows."""
         most = self._consent.most_row_sets
         if most is None:
             most = max(FEW_SETS, self._party.n_rows // LEAST_ROWS)
@@ -265,7 +266,7 @@ class RowSets:
             )
 
     def _check_distance(self, rows_of_sum: RowSet) -> None:
-        """Refuse a set that differs from an earlier one by few rows."""
+        """Refuse a set that differs from an earlier set in too few rows."""
         least, v = self._consent.min_changed_rows, rows_of_sum
         columns = "id, squares, n_weights" + (", blocks" if v.weights is None else "")
         query = f"SELECT {columns} FROM row_sets WHERE places = ?"
@@ -297,7 +298,7 @@ class RowSets:
                 )
 
     def _check_parties(self, number: int) -> None:
-        """Refuse a set of an earlier sum with other parties, or note these."""
+        """Refuse an earlier set with different parties, or record its parties."""
         query = "SELECT parties FROM row_sets WHERE id = ?"
         earlier = json.loads(first_value(self._db, query, number))
         now = sorted(self._party.names)
@@ -319,7 +320,7 @@ class RowSets:
         self._db.execute(update, (json.dumps([*earlier, now]), number))
 
 
-# -- the journal, lost or restored -----------------------------------------------------
+# -- a lost or restored journal --------------------------------------------------------
 
 
 def first_value(db: sqlite3.Connection, query: str, *values: Any) -> Any:
@@ -329,7 +330,7 @@ def first_value(db: sqlite3.Connection, query: str, *values: Any) -> Any:
 
 
 def count_sets(db: sqlite3.Connection) -> int:
-    """Return how many row sets a journal has."""
+    """Return the number of row sets in a journal."""
     return int(first_value(db, "SELECT count(*) FROM row_sets"))
 
 
@@ -355,7 +356,7 @@ def check_journal(db: sqlite3.Connection, path: Path) -> None:
 
 
 def confirm_journal(path: Path) -> None:
-    """Use a journal that was lost or restored, as the operator wants it."""
+    """Accept a journal that was lost or restored, at the operator's request."""
     make_private(path)
     with closing(sqlite3.connect(path)) as db, db:
         for table in TABLES:
@@ -366,5 +367,5 @@ def confirm_journal(path: Path) -> None:
 
 
 def write_anchor(path: Path, count: int) -> None:
-    """Note beside a journal how many row sets it has."""
+    """Write the number of a journal's row sets to a file beside it."""
     write_whole(path.with_name(ANCHOR), str(count).encode(), private=True)

@@ -1,4 +1,4 @@
-"""A party's side of secure sums: what it hides, and what only it can open."""
+"""A party's side of secure sums: masking its addends and opening sealed values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CLIPPED = "the number of clipped values"
-"""Context of the mask of that number: no array can be called so."""
+"""Context of the mask of this number; no array can have this name."""
 
 
 @shapes_only
@@ -31,9 +31,9 @@ CLIPPED = "the number of clipped values"
 class PartySums:
     """The sums of one message, at one party.
 
-    Each goes to the server, where the masks cancel; ``to`` a party, which alone can
-    remove the pad on it; or by ``relay`` to the next party, encrypted for it: this
-    party's addend and those that other parties have sent it under the same name.
+    Each addend goes to the server, where the masks cancel; ``to`` a party, the only one
+    that can remove the pad; or by ``relay``, encrypted for the next party and added to
+    the addends that this party received under the same name.
     """
 
     private_key: bytes
@@ -41,19 +41,19 @@ class PartySums:
     frame: Frame
     allow_plain: bool
     common: bytes = b""
-    """The digest of the inputs that are common to all parties; b"" if the step sends
-    nothing that depends on it."""
+    """The digest of the inputs common to all parties; b"" if no value that the step
+    sends depends on it."""
     received: dict[str, Array] = field(default_factory=dict)
 
     @cached_property
     def relay(self) -> Relay:
-        """The party's masks in this run, and its way to send past the server."""
+        """The party's masks in this run, and its encryption for other parties."""
         keys, frame = (self.private_key, self.public_keys), self.frame
         with refusing("the parties' public keys do not fit: "):
             return Relay(*keys, frame.index, frame.session)
 
     def agree(self, party: int) -> bytes:
-        """Return what this party and another one know; see :meth:`Relay.agree`."""
+        """Return the secret shared with another party; see :meth:`Relay.agree`."""
         return self.relay.agree(party)
 
     def open(
@@ -63,13 +63,13 @@ class PartySums:
         digests: Mapping[str, bytes],
         inputs: Callable[[str, int], bytes | None],
     ) -> None:
-        """Open what is sealed for this party, and put it among the values.
+        """Open the values sealed for this party, and add them to `values`.
 
-        A partial sum that travels on is added in :meth:`hide` and not shown to the
-        step. `digests` are those of the arrays as they came, and `inputs` gives that of
-        the inputs of an earlier step, if this party was asked for it too. Raises
-        PartyError if a value was altered on its way, is of another step, or came in the
-        clear where it must be encrypted, or vice versa.
+        A partial sum to be relayed is added in :meth:`hide` and not shown to the step.
+        `digests` has the digests of the arrays as received, and `inputs` returns the
+        digest of the inputs of an earlier step, if this party ran that step too. Raises
+        PartyError if a value was altered on the way, belongs to a different step, or
+        came in the clear although it must be encrypted, or vice versa.
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:
@@ -104,7 +104,7 @@ class PartySums:
                     values[name] = adding.decode(total)
 
     def _check_ring(self, name: str, seal: Seal) -> None:
-        """Raise unless a secret was sent by the party before, in the round before."""
+        """Raise unless the previous party sent the secret in the previous round."""
         before = (self.frame.index - 1) % self.frame.parties
         if (seal.sender, seal.round) != (before, self.frame.round - 1):
             raise PartyError(
@@ -115,7 +115,7 @@ class PartySums:
     def _total(
         self, name: str, parts: Sequence[Array], seals: Sequence[Seal]
     ) -> tuple[Group, Array]:
-        """Return what parts of one sum add up to, and their group."""
+        """Return the group and the total of the parts of one sum."""
         adding, total = self._open(parts[0], seals[0])
         for part, seal in zip(parts[1:], seals[1:], strict=True):
             part_group, elements = self._open(part, seal)
@@ -146,9 +146,9 @@ class PartySums:
             raise PartyError(f"{error}{asked}") from None
 
     def _sealed(self, step: Step[..., Any], to: int, name: str, data: bytes) -> Array:
-        """Encrypt bytes for a party that is asked for this step with the same inputs.
+        """Encrypt bytes for a party that runs this step with the same inputs.
 
-        Every party is asked for a step that encrypts, so each has its own digest.
+        Every party runs a step that encrypts, so each can compute the digest.
         """
         bound = f"{name} {self.common.hex()}"
         data = self.relay.seal(to, data, step.action, bound, self.frame.round)
@@ -157,12 +157,12 @@ class PartySums:
     def hide(
         self, step: Step[..., Any], reply: dict[str, Any], sizes: Sizes
     ) -> bytes | None:
-        """Hide in place what `step` sends only into sums; `sizes` are the party's.
+        """Mask or encrypt in place the values that `step` sends only in sums.
 
-        Returns under a mask how many values were clipped to the bounds of the sums, if
-        any are added: with the count of a single party, the server could find its
-        values by asking with bound after bound. Raises PartyError if the server did not
-        ask for the sum, or not so that it stays hidden.
+        `sizes` are the party's. If there are sums, returns the masked number of values
+        that were clipped to their bounds: from a single party's number, the server
+        could find its values by requesting one bound after another. Raises PartyError
+        if the server did not request the sum, or requested it without protection.
         """
         clipped, counts = 0, False
         for name in list(reply):
@@ -198,7 +198,7 @@ class PartySums:
                 raise PartyError(f"the sum of {name!r} must be for that party alone")
             least = leaves.least
             least = sizes[least] if isinstance(least, str) else least
-            # Bound after bound, the number of clipped values would reveal addends.
+            # With many different bounds, the counts of clipped values reveal addends.
             if math.frexp(wanted.bound)[0] != 0.5 or wanted.bound < least:
                 raise PartyError(
                     f"the bound of the sum of {name!r} must be a power of two of at "
@@ -215,7 +215,7 @@ class PartySums:
         return self._count(step, clipped) if counts else None
 
     def _count(self, step: Step[..., Any], clipped: int) -> bytes:
-        """Return a number of clipped values as an addend."""
+        """Return the number of clipped values as a masked addend."""
         adding = group("ring", MOST_CLIPPED, self.frame.parties)
         masks = self.relay if self.frame.parties > 1 else None
         place = f"{step.action} {self.common.hex()}", CLIPPED, self.frame.round
@@ -226,7 +226,7 @@ class PartySums:
         self, step: Step[..., Any], name: str, wanted: SumRequest, addend: Any
     ) -> tuple[Array, int]:
         adding = self._adding(wanted.group, wanted.bound)
-        # The masks cancel only if all parties were asked the same, for one receiver.
+        # The masks cancel only if all parties got the same request and recipient.
         asked = f"{step.action} {self.common.hex()}"
         goal = name if wanted.to is None else f"{name} to {wanted.to}"
         # A single party, in a run without masks, has nobody to share masks with.
@@ -257,7 +257,7 @@ class PartySums:
 
 
 def _number(name: str) -> int:
-    """Return 2 for ``openings_2``: the party that it is for, or from."""
+    """Return 2 for ``openings_2``: the number of its recipient or sender."""
     return int(name.rpartition("_")[2])
 
 

@@ -1,8 +1,8 @@
-"""What a party has on its disk of a session, under a key that is not on that disk.
+"""A party's session state on its disk, encrypted under a key that is not on that disk.
 
-The party draws the key when the session starts, and gives it to the server, which sends
-it back with each message. So the disk of the party alone reveals nothing of the
-session, and the server alone has nothing that the key opens.
+The party draws the key when the session starts, and sends it to the server, which
+returns it with each message. So the party's disk alone reveals nothing about the
+session, and the server alone has no data that the key decrypts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def new_state_key() -> bytes:
 
 
 class Vault:
-    """Locks values with AES-256-GCM, for one session, each under a fresh nonce."""
+    """Encrypts values of one session with AES-256-GCM, each under a fresh nonce."""
 
     def __init__(self, key: bytes, session: int) -> None:
         self._cipher = AESGCM(derive_key(key, [labels.STATE_CIPHER]))
@@ -40,7 +40,7 @@ class Vault:
         return nonce + self._cipher.encrypt(nonce, value, self._session + name)
 
     def open(self, name: bytes, locked: bytes) -> bytes:
-        """Return what was locked; raise PartyError for another key, session or name."""
+        """Return the value; raise PartyError if key, session or name does not match."""
         nonce, value = locked[:_NONCE_BYTES], locked[_NONCE_BYTES:]
         try:
             return self._cipher.decrypt(nonce, value, self._session + name)
@@ -51,5 +51,5 @@ class Vault:
             ) from None
 
     def label(self, digest: bytes) -> bytes:
-        """Return what stands for a digest on disk, so that nobody can test a guess."""
+        """Return a keyed label for a digest on disk, so that no guess can be tested."""
         return hashlib.blake2b(digest, digest_size=32, key=self._label_key).digest()
