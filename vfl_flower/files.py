@@ -1,4 +1,4 @@
-"""How files are written, whole or not at all, and sized before they are loaded."""
+"""Writing files atomically, and checking their size before they are loaded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ import numpy as np
 from vfl_flower.typing import Array, Arrays
 
 MOST_GROWTH = 100
-"""How many times its size a file may have when it is unpacked, besides `SMALL`."""
+"""Maximum ratio of a file's unpacked size to its size, in addition to `SMALL`."""
 
 SMALL = 2**26
-"""Bytes to which any file may unpack: 64 MiB."""
+"""Unpacked size, in bytes, that is allowed for any file: 64 MiB."""
 
 
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
-"""What NumPy raises on a damaged NPZ file, besides OSError."""
+"""Exceptions that NumPy raises for a damaged NPZ file, besides OSError."""
 
 
 class UnpackedSizeError(ValueError):
@@ -37,7 +37,7 @@ class UnpackedSizeError(ValueError):
 
 
 def check_no_link(path: Path) -> None:
-    """Raise OSError for a symbolic link: its maker would choose which file is meant."""
+    """Reject a symbolic link with OSError: whoever made it would choose the file."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link, and none is followed")
 
@@ -47,12 +47,12 @@ def make_private(path: Path) -> None:
 
     Raises OSError if it cannot be opened for writing, or is a symbolic link.
     """
-    check_no_link(path)  # says it in words, and the flag holds between the two
+    check_no_link(path)  # for its message; O_NOFOLLOW covers a link made meanwhile
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
 
 
 def check_growth(unpacked: int, size: int) -> None:
-    """Raise UnpackedSizeError if a file of `size` bytes unpacks to far more of them."""
+    """Raise UnpackedSizeError if a file of `size` bytes unpacks to far more bytes."""
     if unpacked > (most := MOST_GROWTH * size + SMALL):
         raise UnpackedSizeError(
             f"it must unpack to at most {MOST_GROWTH} times its {size} bytes plus "
@@ -63,7 +63,7 @@ def check_growth(unpacked: int, size: int) -> None:
 def read_npz(
     file: IO[bytes], names: Collection[str] | None = None, *, compressed: bool = True
 ) -> Arrays:
-    """Read all arrays of an NPZ file, or those of the `names` that are there.
+    """Read all arrays of an NPZ file, or only the arrays in `names` that it contains.
 
     Nothing is unpickled. Raises UnpackedSizeError if the arrays would be too large, see
     :func:`check_growth`, and OSError or one of `DAMAGED` for a damaged file.
@@ -76,11 +76,10 @@ def read_npz(
 
 
 def map_npz(file: IO[bytes], names: Collection[str]) -> tuple[Arrays, list[mmap.mmap]]:
-    """Map the arrays of an NPZ file of the `names` that are there, read-only.
+    """Memory-map, read-only, the arrays in `names` that an NPZ file contains.
 
-    What is compressed is unpacked into a temporary file without a name. Whoever has
-    read pages of the maps, in which the arrays lie, may give them back. Raises the
-    errors of :func:`read_npz`.
+    Compressed arrays are unpacked into an unnamed temporary file. The caller may
+    release pages of the maps that it has read. Raises the errors of :func:`read_npz`.
     """
     arrays: Arrays = {}
     maps = []
@@ -115,7 +114,7 @@ def map_npz(file: IO[bytes], names: Collection[str]) -> tuple[Arrays, list[mmap.
 def _check_npz(
     file: IO[bytes], names: Collection[str] | None, compressed: bool = True
 ) -> list[zipfile.ZipInfo]:
-    """Return what is in the file, if none of it would be too large."""
+    """Return the entries of an NPZ file; raise an error if they would be too large."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         entries = [
@@ -124,27 +123,27 @@ def _check_npz(
             if names is None or entry.filename.removesuffix(".npy") in names
         ]
         kinds = {entry.compress_type for entry in entries}
-        # NumPy writes no other kind, and zipfile unpacks only these piece by piece.
+        # NumPy writes only these methods, and zipfile unpacks only these in pieces.
         if kinds - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise ValueError("the file must be compressed as NumPy does it")
         if not compressed and kinds - {zipfile.ZIP_STORED}:
             raise ValueError("the file must not be compressed")
-        # First as the archive says, since a header may be of any length.
+        # First by the sizes in the archive, since a header may have any length.
         check_growth(sum(entry.file_size for entry in entries), size)
         check_growth(sum(_bytes_of(archive, entry) for entry in entries), size)
     return entries
 
 
 def _bytes_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
-    """Return the bytes of one array as float64, or as what it is if that is more."""
+    """Return the bytes of one array as float64, or in its own type if larger."""
     with archive.open(entry) as file:
         shape, _, dtype = _header(file)
-    # A shape of no numbers may still have any number of columns.
+    # An empty array may still have any number of columns.
     return math.prod(max(abs(n), 1) for n in shape) * max(dtype.itemsize, 8)
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return the shape of an array, whether columns come first, and its type."""
+    """Return the shape of an array, whether it is column-major, and its type."""
     match np.lib.format.read_magic(file):
         case (1, 0):
             return np.lib.format.read_array_header_1_0(file)
@@ -162,12 +161,12 @@ def _array(value: object) -> Array:
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a binary file that is written whole or not at all; replace an earlier one.
+    """Open a binary file that is written whole or not at all, replacing an old file.
 
-    A reader sees the earlier file or the new one, even while the new one is written. If
-    two processes write the same file at once, one may fail. The folder must exist. A
-    `private` file is readable for its user alone, and on the disk at the end. Raises
-    OSError if the file cannot be written; after any error an earlier one is unchanged.
+    A reader sees either the old file or the new file, even during the write. If two
+    processes write the same file at once, one may fail. The folder must exist. A
+    `private` file is readable only by its user, and is flushed to the disk. Raises
+    OSError if the file cannot be written; after any error an old file is unchanged.
     """
     for orphan in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         orphan.unlink(missing_ok=True)  # of a killed process, perhaps with secrets

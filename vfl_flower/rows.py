@@ -1,9 +1,9 @@
-"""A party's columns, which need not lie in memory.
+"""A party's columns, which need not fit in memory.
 
-:class:`Rows` is what the steps of an algorithm read: blocks of consecutive rows, a few
-rows by number, and sums over all of them. :class:`ArrayRows` has them in a NumPy array
-or a memory map, and :class:`vfl_flower.data.rows.ArrowRows` in the batches of a file.
-Another engine is another subclass.
+The steps of an algorithm read :class:`Rows`: blocks of consecutive rows, a few rows by
+number, and sums over all rows. :class:`ArrayRows` holds them in a NumPy array or a
+memory map, and :class:`vfl_flower.data.rows.ArrowRows` in the batches of a file. To add
+an engine, write a subclass.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from vfl_flower.typing import Array
 
 T = TypeVar("T")
 NO_NUMBERS = (str, bytes, date, timedelta, np.datetime64, np.timedelta64)
-"""Objects that NumPy would turn into numbers, and that are none."""
+"""Types that NumPy would convert to numbers although they are not numbers."""
 
 Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 BLOCK_BYTES = 2**20
-"""Size of a block, which stays in a processor's second-level cache: a blocked QR is
+"""Size of a block, which fits in a processor's second-level cache: a blocked QR is
 twice as fast as with 8 MiB, and nothing else is slower."""
 
 WINDOW_BYTES = 2**24
-"""Size of what :meth:`Rows.blocks` takes at a time, where a subclass has no better way.
-Where the rows are scattered, each window may be a pass over the data."""
+"""Bytes that :meth:`Rows.blocks` reads at a time, unless a subclass overrides it. For
+scattered rows, each window may need a pass over the data."""
 
 
 class Rows:
-    """n rows of d real, finite numbers, to be read again and again.
+    """n rows of d real, finite numbers, which can be read repeatedly.
 
-    A subclass sets `shape`, (n, d), and gives :meth:`take`; :meth:`blocks` and
-    :meth:`map_reduce` have slow forms that rest on it.
+    A subclass sets `shape`, (n, d), and implements :meth:`take`; by default
+    :meth:`blocks` and :meth:`map_reduce` use it, slowly.
     """
 
     shape: tuple[int, int]
@@ -50,20 +50,20 @@ class Rows:
 
     @property
     def block_rows(self) -> int:
-        """Rows in 1 MiB, at least d: a factorisation by blocks stays O(n d^2)."""
+        """Rows in 1 MiB, at least d, so that a blocked factorisation is O(n d^2)."""
         columns = max(1, self.shape[1])
         return max(columns, self._block_bytes // (8 * columns))
 
     def take(self, rows: Array) -> Array:
         """Return rows by their numbers, as float64, shape (m, d), row-major.
 
-        The numbers, shape (m,), have any order and may repeat. Do not write to the
+        The numbers, shape (m,), may be in any order and may repeat. Do not write to the
         result.
         """
         raise NotImplementedError(f"{type(self).__name__} must have a method take")
 
     def blocks(self, size: int = 0, rows: Array | None = None) -> Iterator[Array]:
-        """Yield the rows in their order, in blocks (b, d) of float64, row-major.
+        """Yield the rows in order, in blocks of shape (b, d), float64, row-major.
 
         `size` is the number of rows of each block but the last, by default
         `block_rows`. `rows` are the numbers of the rows to use, in this order, repeats
@@ -88,14 +88,15 @@ class Rows:
     ) -> T:
         """Return add(.. add(add(zero, f(block 0)), f(block 1)) ..).
 
-        An engine overrides it, to compute `f` where the rows are. It may start with
-        `zero` at several places and `add` their totals, in the order of the rows.
+        An engine overrides this method to compute `f` where the rows are. It may start
+        with `zero` on several machines and `add` their totals, in row order.
 
-        f: given a block, shape (b, d), and the slice of its places among all `rows`, of
-            which arrays with a value for each row are indexed. It changes nothing, and
-            an engine can send it with what it refers to.
-        add: associative; `zero` is neutral. It changes neither argument.
-        size, rows: as for :meth:`blocks`; an engine may have other blocks.
+        f: called with a slice and a block, shape (b, d); the slice has the positions of
+            the block among all `rows`, to index arrays with a value for each row. It
+            has no side effects, and an engine can send it with the objects that it
+            refers to.
+        add: associative, with `zero` as neutral element. It changes neither argument.
+        size, rows: as for :meth:`blocks`; an engine may choose different blocks.
         """
         total, start = zero, 0
         for block in self.blocks(size, rows):
@@ -104,11 +105,11 @@ class Rows:
         return total
 
     def per_row(self, f: Callable[[Array], Array]) -> Array:
-        """Return the results of `f` for all blocks, put together: shape (n, ..).
+        """Return the results of `f` for all blocks, concatenated: shape (n, ..).
 
         `f` maps a block, shape (b, d), to an array of shape (b, ..).
         """
-        # Without rows its type and shape are those of an empty block.
+        # Without rows, the type and shape are taken from an empty block.
         parts: list[Array] = self.map_reduce(lambda _, X: [f(X)], operator.add, [])
         return np.concatenate(parts or [f(np.empty((0, self.shape[1])))])
 
@@ -154,12 +155,12 @@ def as_rows(X: Array | Rows) -> Rows:
 
 
 def add_each(total: Tuple, more: Tuple) -> Tuple:
-    """Add two tuples of numbers or arrays place by place, for `Rows.map_reduce`."""
+    """Add two tuples of numbers or arrays element by element, for `Rows.map_reduce`."""
     return type(total)(itertools.starmap(operator.add, zip(total, more, strict=True)))
 
 
 def check_index(first: Any, second: Any, what: str) -> None:
-    """Refuse a pandas index that is not that of `first`, the rows beside it."""
+    """Raise ValueError if `second` has a pandas index that differs from `first`'s."""
     above: Any = getattr(first, "index", None)
     beside = getattr(second, "index", None)
     pandas = hasattr(above, "equals") and hasattr(beside, "equals")
@@ -171,20 +172,20 @@ def check_index(first: Any, second: Any, what: str) -> None:
 
 
 def indexed(values: Sequence[Any]) -> Any:
-    """Return the first of some tables that has a pandas index, or None."""
+    """Return the first table that has a pandas index, or None."""
     return next((v for v in values if hasattr(getattr(v, "index", 0), "equals")), None)
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number, and no truth value."""
+    """Return whether a value is a whole number, but not a truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def number_array(values: Any, what: str) -> Array:
-    """Return values as an array, and refuse what NumPy would turn into numbers.
+    """Return values as an array; refuse values that NumPy would convert to numbers.
 
-    Raises ValueError if some are masked, sparse, text, dates or integers above 2^53,
-    rows differ in length, or columns share a name.
+    Raises ValueError if some values are masked, sparse, text, dates or integers above
+    2^53, if rows differ in length, or if columns share a name.
     """
     if hasattr(values, "to_pandas"):  # of Arrow or Polars
         values = values.to_pandas()

@@ -1,4 +1,4 @@
-"""What a class that holds data, keys or state shows of itself: names and shapes."""
+"""A ``repr`` with names and shapes only, for classes with data, keys or state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ C = TypeVar("C", bound=type)
 
 
 def shapes_only(cls: C) -> C:
-    """Let the ``repr`` of a dataclass or named tuple show no value of its fields.
+    """Make the ``repr`` of a dataclass or named tuple show no value of its fields.
 
-    A traceback, a debugger or the last line of a notebook cell shows it.
+    Tracebacks, debuggers and the last line of a notebook cell show the ``repr``.
 
     >>> @shapes_only
     ... @dataclasses.dataclass
@@ -36,7 +36,7 @@ def shapes_only(cls: C) -> C:
 
 
 def shape_of(value: object) -> str:
-    """Return the type and the size of a value; True, False and None as they are."""
+    """Return the type and size of a value; True, False and None unchanged."""
     if value is None or isinstance(value, bool):
         return repr(value)
     kind = type(value).__name__
