@@ -62,7 +62,7 @@ def test_every_draw_is_given_out(costs, extra):
     ("costs", "budget", "rule"),
     [
         *(([1.0, 0.0, 2.0], budget, f"at least 2.*got {budget}") for budget in (-1, 1)),
-        *(([1.0, x], 5, "at least 0 and finite") for x in (-1.0, np.nan, np.inf)),
+        *(([1.0, x], 5, "non-negative and finite") for x in (-1.0, np.nan, np.inf)),
     ],
 )
 def test_a_budget_or_costs_that_do_not_fit_are_refused(costs, budget, rule):
@@ -218,5 +218,5 @@ def test_combine_leaves_out_points_without_a_positive_weight():
 
 
 def test_combine_needs_a_positive_weight():
-    with pytest.raises(ValueError, match="weights must have a positive value"):
+    with pytest.raises(ValueError, match="at least one weight must be positive"):
         combine(np.ones((2, 1)), np.array([-1.0, 0.0]), 1, np.random.default_rng(0))

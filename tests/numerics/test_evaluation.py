@@ -105,11 +105,11 @@ NONE_RIGHT["test_false_negatives"] = 70
         ({"test_error": 0.2}, []),
         ({"test_r2": 0.01}, []),
         ({"explained": 0.3, "smallest_cluster": 4}, []),
-        ({"explained": -0.3, "smallest_cluster": 0}, ["than one", "no row"]),
+        ({"explained": -0.3, "smallest_cluster": 0}, ["than a single", "no row"]),
         ({"test_r2": -0.5}, ["mean of the labels"]),
         (
             {"test_error": 0.07, "test_base_error": 0.07, **NONE_RIGHT},
-            ["base rate", "of which 70 are"],
+            ["base rate", "but 70 rows are"],
         ),
         (NONE_RIGHT | {"test_false_positives": 3}, []),
     ],
@@ -125,7 +125,7 @@ def test_a_choice_at_its_bound():
     assert evaluation.most_chosen({"clusters": 5}, 6) == []
     assert evaluation.most_chosen({}, 6) == []
     (told,) = evaluation.most_chosen({"clusters": 6}, 6)
-    assert told.startswith("6 clusters were chosen, the most that n_clusters permits")
+    assert told.startswith("6 clusters were chosen, the maximum (n_clusters)")
 
 
 # -- curves ----------------------------------------------------------------------------

@@ -127,5 +127,5 @@ def test_gamma_of_nothing(kernel):
     zero = np.zeros(2)
     with pytest.raises(ValueError, match="gamma needs a column that varies"):
         default_gamma(kernel, 5, zero, zero)
-    with pytest.raises(ValueError, match=r"^gamma needs .* finite sums"):
+    with pytest.raises(ValueError, match=r"^gamma needs .* finite column sums"):
         default_gamma(kernel, 5, zero, zero + math.inf)

@@ -232,7 +232,7 @@ def test_a_common_shift_saves_gamma_from_cancellation():
     expected = gamma(*moments(X))
     far = X + 1e8
     assert gamma(*moments(far, 1e8)) == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(ValueError, match="or vary too little for their distance"):
+    with pytest.raises(ValueError, match="or vary too little relative to their"):
         gamma(*moments(far))
 
 
@@ -257,7 +257,7 @@ def test_variances_of_columns_that_were_shifted(by_column):
         (moments(np.full((4, 2), 0.1)), "a column that varies"),
         (moments(np.ones((1, 2))), "a column that varies"),
         ((0, np.zeros(2), np.zeros(2)), "at least one row"),
-        ((3, np.array([np.nan]), np.ones(1)), "finite sums"),
+        ((3, np.array([np.nan]), np.ones(1)), "finite column sums"),
     ],
 )
 def test_gamma_needs_rows_that_differ(sums, message):

@@ -569,7 +569,7 @@ def test_outermost_bins_end_at_the_cube():
     "gamma", [0.0, -1.0, 1.5, np.nan, np.inf, 2.0**-32, 1e-17, 1e-30, 5e-324]
 )
 def test_bad_gammas(gamma):
-    rule = r"gamma must be in \(0, 1\] and give a column"
+    rule = r"gamma must be in \(0, 1\], and a column"
     with pytest.raises(ValueError, match=rule):
         Quantizer(gamma)
 
@@ -736,7 +736,7 @@ def test_weighted_centroids_by_hand():
 
 
 def test_no_rows_have_no_clusters():
-    with pytest.raises(ValueError, match="at least one row among the parties"):
+    with pytest.raises(ValueError, match="the parties must have at least one row"):
         server_centroids(np.empty((0, 1)), np.empty(0), 2, np.random.default_rng(0))
 
 

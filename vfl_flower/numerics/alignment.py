@@ -1,4 +1,4 @@
-"""Which of several lists have which values in common."""
+"""The values that several lists have in common."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     for j, ranks in enumerate(places):
         holds[ranks, j] = True
         if np.count_nonzero(holds[:, j]) < len(ranks):
-            raise ValueError(f"list {j} must hold each value once", j)
+            raise ValueError(f"list {j} must hold each value only once", j)
     packed = np.packbits(holds, axis=1)
     sets = packed.view(f"S{packed.shape[1]}").ravel()
     _, first, counts = np.unique(sets, return_index=True, return_counts=True)

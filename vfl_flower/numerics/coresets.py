@@ -35,7 +35,7 @@ def vrlr_sensitivities(scores: Array, n: int) -> Array:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ClusterSummary:
-    """What Algorithm 3 needs of a local clustering; no cluster is empty."""
+    """The input of Algorithm 3 from a local clustering; no cluster is empty."""
 
     centers: Array
     """C^(j), shape (k, d)."""
@@ -115,7 +115,7 @@ def coreset_weights(total: float, scores: Array) -> Array:
 
 
 def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw m rows without replacement, the baseline of [1]; weights n / m, both (m,).
+    """Draw m rows, (m,), without replacement, the baseline of [1]; with weights n / m.
 
     Raises ValueError if m, the `size`, is not from 1 to n.
     """

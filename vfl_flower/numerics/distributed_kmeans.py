@@ -33,7 +33,7 @@ from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.typing import Array
 
 ROUNDING = 1e-7
-"""Distance of points that rounding may cause, relative to the longest."""
+"""Largest distance of equal points after rounding, relative to the longest."""
 
 
 def split_budget(costs: Array, budget: int) -> Array:
@@ -45,7 +45,7 @@ def split_budget(costs: Array, budget: int) -> Array:
     or t is neither 0 nor at least the number of positive costs.
     """
     if not (np.isfinite(costs).all() and (costs >= 0).all()):
-        raise ValueError("costs must be at least 0 and finite")
+        raise ValueError("costs must be non-negative and finite")
     counts = (costs > 0).astype(np.int64)
     if budget == 0 or not counts.any():
         return np.zeros_like(counts)
@@ -133,7 +133,7 @@ def combine(
     """
     positive = weights > 0
     if not positive.any():
-        raise ValueError("weights must have a positive value")
+        raise ValueError("at least one weight must be positive")
     points, weights = points[positive], weights[positive]
     return first_of_equals(weighted_kmeans(points, k, weights, rng, n_init)[0])
 

@@ -1,4 +1,4 @@
-"""What a model is worth on rows held out, in a few numbers.
+"""Metrics of a model on held-out rows.
 
 Each mean over rows comes with its standard error, whose name ends in ``_se``.
 
@@ -18,16 +18,16 @@ import numpy as np
 from vfl_flower.typing import Array
 
 MOST_BINS = 20
-"""Most bins of a curve, and most classes of a table of classes."""
+"""Maximum number of bins of a curve, and of classes of a confusion table."""
 
 LEAST_OF_CURVE = 100
-"""Fewest rows of a curve or a table: of fewer they say what the mean says."""
+"""Minimum number of rows of a curve or a table: fewer add nothing to the mean."""
 
 ROUNDING = 2.0**-40
-"""Numbers are equal that differ by less than this share of the largest one."""
+"""Numbers that differ by less than this share of the largest one count as equal."""
 
 LEAST_PROBABILITY = 2.0**-52
-"""A probability below counts as this in a log loss, which is infinite at 0."""
+"""Smallest probability in a log loss, which is infinite at 0."""
 
 
 def mean_and_error(losses: Array) -> tuple[float, float]:
@@ -84,7 +84,7 @@ def regression(y: Array, predicted: Array) -> dict[str, float]:
 
 
 def explained(loss: float, variance: float) -> float:
-    """Return R^2 = 1 - loss / variance of the labels, or 0 where it is not finite."""
+    """Return R^2 = 1 - loss / variance of the labels, or 0 if it is not finite."""
     with np.errstate(all="ignore"):
         r2 = float(1 - np.float64(loss) / np.float64(variance))
     return r2 if np.isfinite(r2) else 0.0
@@ -222,16 +222,16 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
     error, base = metrics.get("test_error"), metrics.get("test_base_error")
     if error is not None and base is not None and error >= base:
         sentences.append(
-            f"the model is no better than the base rate: {error:.3g} of the rows held "
-            f"out are wrong, and {base:.3g} would be with the most frequent class for "
-            "each"
+            f"the model is no better than the base rate: its error on the rows held "
+            f"out is {error:.3g}, but {base:.3g} if the most frequent class is "
+            "predicted for all"
         )
     if (true_positives := metrics.get("test_true_positives")) is not None:
         positives = true_positives + metrics["test_false_negatives"]
         if not true_positives + metrics["test_false_positives"]:
             sentences.append(
-                "the model predicts no row held out to be of the second class, the "
-                f"positive one, of which {positives} are"
+                "the model predicts the second class, the positive one, for no row "
+                f"held out, but {positives} rows are of this class"
             )
     if metrics.get("test_r2", 1.0) <= 0:
         sentences.append(
@@ -240,19 +240,19 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
         )
     if metrics.get("explained", 1.0) <= 0:
         sentences.append(
-            "the clusters are no better than one: they explain "
+            "the clusters are no better than a single cluster: they explain "
             f"{metrics['explained']:.3g} of its cost"
         )
     if not metrics.get("smallest_cluster", 1):
-        sentences.append("a cluster has no row: there are fewer than n_clusters")
+        sentences.append("a cluster has no row: choose a smaller n_clusters")
     return sentences
 
 
 def most_chosen(metrics: Mapping[str, Any], n_clusters: int) -> list[str]:
-    """Return whether `n_clusters`, where it bounds a choice, was the number chosen."""
+    """Return a sentence if `n_clusters`, the maximum of a choice, was chosen."""
     if metrics.get("clusters") != n_clusters:
         return []
     return [
-        f"{n_clusters} clusters were chosen, the most that n_clusters permits: raise "
+        f"{n_clusters} clusters were chosen, the maximum (n_clusters): increase "
         "n_clusters; if the choice then rises too, the rows have no compact groups"
     ]

@@ -27,7 +27,7 @@ from vfl_flower.numerics.kernel_solvers import LOSSES, fit
 from vfl_flower.typing import Array
 
 CANDIDATES = tuple(2.0**k for k in range(-2, 5))
-"""What `step_sizes` are tried with: 1/4 to 16."""
+"""Factors that `step_sizes` tries: 1/4 to 16."""
 
 
 def base_scores(Y: Array, loss: str) -> Array:
@@ -135,7 +135,7 @@ def dsg_update(
     largest = np.max(step)
     if not (np.min(step) > 0 and 0 <= regularization * largest <= 1):
         raise ValueError(
-            "step must be positive, regularization not negative and their product at "
+            "step must be positive, regularization non-negative and their product at "
             f"most 1, got {largest} and {regularization}"
         )
     slopes = LOSSES[loss].derivative(scores, y)

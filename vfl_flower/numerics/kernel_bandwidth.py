@@ -1,4 +1,4 @@
-"""The bandwidth that fits the labels best, of those that one set of angles has.
+"""The bandwidth that fits the labels best, among those of one set of angles.
 
 Random features of the kernel at bandwidth s are cosines of angles omega^T x + b, with
 omega from the law of the kernel over s. So k times an angle, modulo a turn, is that of
@@ -14,13 +14,13 @@ from vfl_flower.numerics.random_features import taken
 from vfl_flower.typing import Array
 
 WIDEST = 4
-"""The bandwidth of the angles, in those of the median distance."""
+"""The bandwidth of the angles, relative to the median distance."""
 
 MULTIPLES = (1, 2, 3, 4, 6, 8, 12)
-"""How many times an angle may be taken: bandwidths of 4 to 1/3 of the median's."""
+"""Permitted multiples of an angle: bandwidths from 4 down to 1/3 of the median's."""
 
 TRIED_ROWS, TRIED_FEATURES = 3000, 384
-"""Most rows and features to choose by."""
+"""Maximum numbers of rows and features for the choice."""
 
 
 def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:

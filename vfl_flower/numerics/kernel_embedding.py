@@ -19,7 +19,7 @@ Kernel = Literal["gaussian", "laplacian"]
 """exp(-gamma |x - x'|_2^2) or exp(-gamma |x - x'|_1)."""
 
 BLOCK_BYTES = 2**25
-"""Size of a block of features: large, since each draws the features' weights anew."""
+"""Size of a block of features: large, since each block redraws the weights."""
 
 
 class FeatureSetup(TypedDict):
@@ -30,7 +30,7 @@ class FeatureSetup(TypedDict):
     seed: str
     """Hexadecimal digits, a secret of the parties, from which features are drawn."""
     fill: NotRequired[Array]
-    """What a missing value becomes, shape (d,); default: `shift`."""
+    """Replacement of a missing value, shape (d,); default: `shift`."""
     shift: NotRequired[Array]
     """With standardised columns, (d,): a row x becomes (x - shift) * scale first."""
     scale: NotRequired[Array]
@@ -87,7 +87,7 @@ def feature_blocks(
 
 
 def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> int:
-    """Return the rows of a block of features, for which other memory is small."""
+    """Return the rows of a block of features, so that further memory is small."""
     copied = "scale" in setup or not isinstance(X, ArrayRows)
     widest = max(stop - start, X.shape[1] if copied else 1)
     return max(1, BLOCK_BYTES // (8 * widest))
@@ -119,7 +119,7 @@ def _filled(setup: FeatureSetup, rows: Array) -> Array:
     fill = setup.get("fill", setup.get("shift"))
     if fill is None:
         raise ValueError(
-            "rows must have no missing value, since those of training had none"
+            "rows must have no missing value, since the training rows had none"
         )
     return np.where(gaps, fill, rows)
 
@@ -144,6 +144,6 @@ def embed_rows(part: EmbeddingPart, X: Array | Rows) -> Array:
 
 
 def label_rows(part: EmbeddingPart, X: Array | Rows) -> Array:
-    """Return the clusters of rows by one party's part of the model, shape (n,)."""
+    """Return the clusters of rows by one party's local model, shape (n,)."""
     H = RowBlocks(embed_rows(part, X))
     return H.per_row(lambda rows: assign(rows, part["centers"])[0])

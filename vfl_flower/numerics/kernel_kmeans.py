@@ -36,7 +36,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CONSTANT = 1e-12
-"""A variance up to this share of the column's mean square is nothing but rounding."""
+"""A variance up to this share of the column's mean square is only rounding."""
 
 Rule = float | Literal["auto", "paper"]
 """lambda itself, or how the first iteration sets it."""
@@ -91,7 +91,7 @@ def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Ar
 
 
 def above_rounding(values: Array, size: int) -> int:
-    """Return how many of the eigenvalues, descending, (j,), are more than rounding.
+    """Return how many of the eigenvalues, descending, (j,), exceed rounding.
 
     The matrix is positive semidefinite with `size` rows.
     """
@@ -229,12 +229,12 @@ def gamma(
     varies.
     """
     if N < 1 or not (np.isfinite(sum_x).all() and np.isfinite(sum_squares).all()):
-        raise ValueError("gamma needs at least one row and finite sums of the columns")
+        raise ValueError("gamma needs at least one row and finite column sums")
     total = float(variances(N, sum_x, sum_squares, shift).sum())
     if total <= 0:
         raise ValueError(
             "gamma needs a column that varies: all are constant, or vary too little "
-            "for their distance from 0"
+            "relative to their magnitude"
         )
     return 1 / (4 * total)
 
@@ -242,7 +242,7 @@ def gamma(
 @shapes_only
 @dataclass
 class Subspace:
-    """What the server knows of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.
+    """The server's state of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.
 
     D is the number of features of an iteration, D_1 of the first one, s the number of
     components, k of clusters.
@@ -264,9 +264,9 @@ class Subspace:
     lengths: Array = field(default_factory=lambda: np.zeros(0))
     """Squared lengths of the columns of B_{t+1}, shape (r,)."""
     moved: float = math.inf
-    """Sine of the angle that the subspace turned by, over sqrt(eta_t)."""
+    """Sine of the angle between successive subspaces, over sqrt(eta_t)."""
     dimension: int = 0
-    """The most eigenvalues above rounding that an iteration has had."""
+    """Maximum number of eigenvalues above rounding in an iteration so far."""
 
     @property
     def eta(self) -> float:
@@ -295,7 +295,7 @@ class Subspace:
 
     @property
     def wanted(self) -> tuple[float, int]:
-        """Threshold of the next eigenpairs, and how many to find in any case."""
+        """Threshold of the next eigenpairs, and the minimum number to find."""
         if self.t == 0 and self.rule == "auto":
             return math.inf, self.s + 1
         if self.t == 0 and self.rule == "paper":

@@ -1,4 +1,4 @@
-"""A kernel model in parts: each party's features, and what the label holders hold."""
+"""A kernel model in parts: each party's features, the label holders' coefficients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
 
 Target = Literal["binary", "multiclass", "continuous"]
-"""What labels are: two values, several, or real numbers."""
+"""The type of labels: two values, several, or real numbers."""
 
 BLOCK_NUMBERS = 2**19
-"""How many numbers a block of features has: 4 MB."""
+"""Number of values in a block of features: 4 MB."""
 
 
 class KernelPart(TypedDict):
-    """What one party keeps of a kernel model: settings and arrays by name."""
+    """One party's local kernel model: settings and arrays by name."""
 
     kernel: Kernel
     bandwidth: float
@@ -39,11 +39,11 @@ class KernelPart(TypedDict):
     """With shared features: the seed that all parties know, hexadecimal."""
     first_column: NotRequired[int]
     all_columns: NotRequired[int]
-    """With shared features: where the party's columns begin, among how many."""
+    """With shared features: the place of the party's first column, and the total."""
     kept: NotRequired[list[int]]
     """With shared features: for each label holder the party whose phase stays."""
     scale: NotRequired[float]
-    """At a doubly stochastic label holder: size of its labels, a power of two."""
+    """At a doubly stochastic label holder: largest absolute label, a power of two."""
     coef: NotRequired[Array]
     intercept: NotRequired[Array]
     """At a label holder: (M_l, C), of its features, and (C,), in the unit of y."""
@@ -66,7 +66,7 @@ def own_features(part: KernelPart) -> RandomFeatures:
 def partial_angles(
     part: KernelPart, X: Array | Rows, stop: int, bits: int, rows: Array | None = None
 ) -> Array:
-    """Return a party's part of the angles of rows (line 3 of Algorithm 3), (m, stop).
+    """Return a party's addends of the angles of rows (Algorithm 3, line 3), (m, stop).
 
     The arguments are those of `RandomFeatures.angles`. With shared features the angles
     are real turns, whole turns included, and `bits` is 64.
@@ -91,7 +91,7 @@ def owned(part: KernelPart, stop: int, holder: int) -> Array:
 
 
 def decision_function(parts: Sequence[KernelPart], blocks: Sequence[Array]) -> Array:
-    """Return f(x), eq. 7, (n, C), where all parts of a model are in one place.
+    """Return f(x), eq. 7, (n, C), when all parts of a model are in one place.
 
     `blocks` are the columns of each party, (n, d_l), in party order like `parts`.
     """
@@ -145,7 +145,7 @@ def answers(scores: Array, target: Target, classes: Array) -> Array:
 
 
 def probabilities(scores: Array) -> Array:
-    """Return what the logistic loss takes for the probabilities of the classes.
+    """Return the probabilities of the classes according to the logistic loss.
 
     `scores` are f(x), (n, C), and so is the result; with one column it is (n, 2). The
     probabilities of each class against the rest are divided by their sum.

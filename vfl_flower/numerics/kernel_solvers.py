@@ -41,10 +41,10 @@ BLOCK_BYTES = 2**22
 """A block of features: small enough for a processor's cache."""
 
 GRID = 10.0 ** np.arange(-10, 3.25, 0.5)
-"""Strengths that the square loss is tried with: 1e-10 to 1e3 by half decades."""
+"""Strengths tried with the square loss: 1e-10 to 1e3 by half decades."""
 
 PATH = 10.0 ** np.arange(0, -10.5, -1)
-"""Strengths that the other losses are tried with, in this order: 1 to 1e-10."""
+"""Strengths tried with the other losses, in this order: 1 to 1e-10."""
 
 CV_TOL, CV_ITER = 3e-2, 30
 """`tol` and `max_iter` of the fits that only rank strengths; see `fit`."""
@@ -127,7 +127,7 @@ class Fit:
     left_out: Array | None = None
     """f of each row from a fit without it, (n, C): by folds, or see `leave_out`."""
     turn: Array | None = None
-    """With `earlier`: what times it is added to f, shape (C,)."""
+    """With `earlier`: its factor when added to f, shape (C,)."""
 
 
 def fit(
@@ -353,7 +353,7 @@ def _ridge(
 
 
 def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
-    """Return what ridge says of each row without it, shape (n, C); see `_ridge`."""
+    """Return the ridge prediction of each row without it, (n, C); see `_ridge`."""
     n, inverse = axes.n, 1 / (axes.s + axes.n / 2 * lam)
     without = np.empty_like(Y)
     for rows, U in axes.rows():
@@ -364,14 +364,14 @@ def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
 
 @shapes_only
 class _Task(NamedTuple):
-    """The labels y, and of which f = U a + b + .. they have a loss; see `_minimise`."""
+    """The labels y, and the f = U a + b + .. of their loss; see `_minimise`."""
 
     axes: _Axes
     Y: Array
     """Shape (n, K)."""
     loss: Loss
     offset: Array
-    """What is added to f, shape (n, K) or (1, K)."""
+    """Addend of f, shape (n, K) or (1, K)."""
     free: Sequence[Array]
     """Columns, (n, K) or (1, K) each, whose multiples are added, the last one ones."""
 
@@ -425,8 +425,8 @@ def _cross_validate(
 
 
 LARGEST_TURN = 10.0
-"""Standard deviation of a Gaussian prior on what `earlier` changes in a score: where it
-separates the classes, the loss alone has no optimum."""
+"""Standard deviation of a Gaussian prior on the effect of `earlier` on a score: if
+`earlier` separates the classes, the loss alone has no optimum."""
 
 
 def _minimise(

@@ -29,7 +29,7 @@ def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
     cumulative = np.cumsum(g)
     if len(g) == 0 or g.min() < 0 or not 0 < cumulative[-1] < np.inf:
         raise ValueError(
-            "weights to draw by must be at least 0 with a positive, finite sum"
+            "sampling weights must be non-negative, with a positive, finite sum"
         )
     # random() <= 1 - 2^-53 and a product with that rounds below the sum: no draw is n.
     points = rng.random(size) * cumulative[-1]

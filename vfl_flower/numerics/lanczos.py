@@ -34,7 +34,7 @@ TOL = 1e-8
 @shapes_only
 @dataclass(frozen=True)
 class Lanczos:
-    """What the Lanczos algorithm found of an n x n matrix R."""
+    """The result of the Lanczos algorithm for an n x n matrix R."""
 
     Q: Array
     """C_Q, the orthonormal Lanczos vectors, (n, q)."""

@@ -40,7 +40,7 @@ def leverage_factor(blocks: RowBlocks) -> Array:
 
 
 def _gram_factor(blocks: RowBlocks) -> Array | None:
-    """Return F from the Gram matrix; None where that is not accurate."""
+    """Return F from the Gram matrix; None if that is not accurate."""
     n, d = blocks.shape
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         G = blocks.map_reduce(lambda _, X: X.T @ X, np.add, np.zeros((d, d)))

@@ -23,7 +23,7 @@ from vfl_flower.typing import Array
 
 TOLERANCE = 1e-9
 """Eigenvalues of U^T U below this, times the number of columns, count as 0: ten times
-what rounding to 31 fraction bits makes of a 0."""
+the error of rounding to 31 fraction bits."""
 
 BLOCK_ROWS = 2**15
 """Rows of a block, so that no second copy of the columns is made."""
@@ -97,7 +97,7 @@ def bounded_columns(
     most_leverage: float,
     fixed: int = 0,
 ) -> Array:
-    """Return which columns point to no single row: bool, shape (d,).
+    """Return which columns isolate no single row: bool, shape (d,).
 
     A column, or a combination of columns, that is nonzero in one row only reads that
     row of all other columns from a Gram matrix. The leverage score of that row is 1; it

@@ -32,7 +32,7 @@ from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
 MAX_SERVER_BYTES = 2**28
-"""Largest size of random points X_s. Beyond it, bins have fewer points with weights."""
+"""Maximum number of random points X_s. Beyond it, bins have fewer weighted points."""
 
 
 def initialise(
@@ -140,7 +140,7 @@ def seed_centroids(
     prefix: Array | None = None,
     added: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Draw a party's centroids among the rows that take part, as `initialise` does.
+    """Draw a party's centroids among the rows that take part, like `initialise`.
 
     X are all rows of the party, (n, d), in the unit of the data; `stay`, bool, (n,),
     says which take part. `prefix` and `added` are those of `initialise`, by row numbers
@@ -275,7 +275,7 @@ class Box:
         """Check the bounds."""
         if np.shape(self.lower) != np.shape(self.upper) or np.ndim(self.lower) > 1:
             raise ValueError(
-                "lower and upper must have one value or one for each column, got "
+                "lower and upper must have one value, or a value for each column, got "
                 f"shapes {np.shape(self.lower)} and {np.shape(self.upper)}"
             )
         with np.errstate(over="ignore", invalid="ignore"):
@@ -353,8 +353,8 @@ class Quantizer:
         """Check the step."""
         if not 2.0**-33 < self.gamma <= 1 or self.n_bins > 2**32:
             raise ValueError(
-                "gamma must be in (0, 1] and give a column at most 2^32 bins, 1 / "
-                f"gamma of them, got {self.gamma}"
+                "gamma must be in (0, 1], and a column must have at most 2^32 bins "
+                f"(1 / gamma), got {self.gamma}"
             )
 
     @property
@@ -454,7 +454,7 @@ def server_centroids(
     no point.
     """
     if len(X_s) == 0:
-        raise ValueError("clusters need at least one row among the parties, got 0")
+        raise ValueError("the parties must have at least one row, got 0")
     distinct = len(initialise(RowBlocks(X_s), k, rng)[0])
     return weighted_kmeans(X_s, distinct, weights, rng, n_init)[0]
 
@@ -491,7 +491,7 @@ def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
 
 
 def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
-    """Return what each row adds to the objective, phi_f of equation 2, shape (n,).
+    """Return each row's addend of the objective, phi_f of equation 2, shape (n,).
 
     That is |x_i - c_i|^2, for rows (n, d), C_s, (K, d), and global clusters, (n,).
     """

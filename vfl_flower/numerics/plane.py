@@ -7,7 +7,7 @@ import numpy as np
 from vfl_flower.typing import Array
 
 RELATIVE = 1e-12
-"""A direction in which points differ by less than this share is one by rounding."""
+"""Share below which a difference of points in a direction is only rounding."""
 
 
 def principal_plane(points: Array, weights: Array) -> tuple[Array, Array]:

@@ -188,7 +188,7 @@ class PrimeField:
         """
         m = len(points)
         if len(sums) < m:
-            raise ValueError(f"sums must be at least {m}, got {len(sums)}")
+            raise ValueError(f"sums must have length {m} or more, got {len(sums)}")
         ring, roots = self._polynomials(), points.tolist()
         factors = [ring([-x, 1]) for x in roots] or [ring([1])]
         while len(factors) > 1:

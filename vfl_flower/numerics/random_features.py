@@ -33,7 +33,7 @@ Kernel = Literal["gaussian", "laplacian"]
 """exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) of bandwidth s."""
 
 CHUNK = 64
-"""Features that are generated together. Another number changes what each seed gives."""
+"""Features that are generated together. Changing it changes each seed's features."""
 
 TILE = 2**20
 """Numbers in a tile of partial products; smaller tiles are no faster."""
@@ -143,8 +143,8 @@ class RandomFeatures:
             raise ValueError(f"bits must be 8, 16, 32 or 64, got {bits}")
         if len(X.shape) != 2 or X.shape[1] != self.n_columns:
             raise ValueError(
-                f"X must be a matrix of {self.n_columns} columns of real numbers, got "
-                f"shape {X.shape}"
+                f"X must be a real matrix with {self.n_columns} columns, got shape "
+                f"{X.shape}"
             )
         chosen, d = RowBlocks(X, rows=rows), self.n_columns
         _check_range(start, stop)
@@ -173,7 +173,7 @@ class RandomFeatures:
                 bound = (largest * np.abs(W.T)).sum(axis=1).max()
             if not bound < math.inf:
                 raise ValueError(
-                    "X must be of a size whose products with the frequencies are finite"
+                    "X must be small enough for finite products with the frequencies"
                 )
             # No factor may leave the range of float32, even where products are small.
             factors = max(largest.max(), np.abs(W).max())
@@ -225,7 +225,7 @@ def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
 
 
 def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
-    """Return a party's part of the distances of row pairs, float64, shape (P,).
+    """Return a party's addends of the distances of row pairs, float64, shape (P,).
 
     It is the sum over the party's columns, (n, d), of (x - x')^2 for "gaussian", or of
     |x - x'| for "laplacian". `pairs`, (2, P), are row numbers. Raises ValueError if X
@@ -239,8 +239,8 @@ def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
         distances = np.concatenate([np.zeros(0), *parts])
     if not np.isfinite(distances).all():
         raise ValueError(
-            "X must be of a size whose distances of rows are finite: standardise the "
-            "columns, or give a bandwidth"
+            "X must be small enough for finite distances of rows: standardise the "
+            "columns, or set a bandwidth"
         )
     return distances
 
@@ -257,12 +257,12 @@ def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> 
     if median < (least := 2**20 * resolution):
         raise ValueError(
             f"bandwidth 'median' needs distances above {least:.1e}: standardise the "
-            "columns, or give a bandwidth"
+            "columns, or set a bandwidth"
         )
     if not 0 < median < math.inf:
         raise ValueError(
             "the median distance of rows must be positive and finite, got "
-            f"{median:g}: give a bandwidth"
+            f"{median:g}: set a bandwidth"
         )
     return math.sqrt(median / 2) if kernel == "gaussian" else median
 
@@ -281,7 +281,7 @@ def _normal(uniform: Array) -> Array:
 
 
 def _orthogonal(G: Array) -> Array:
-    """Return blocks of orthogonal rows, each with the length of the row it came from.
+    """Return blocks of orthogonal rows, each with the length of its original row.
 
     The length of a row g of G, (blocks, p, d), is independent of its direction, and the
     Gram-Schmidt process uses directions alone: |g| q is N(0, I) as g is. QR gives the
@@ -313,7 +313,7 @@ def _wrap(product: Array, out: Array, small: bool) -> None:
 
 @cache
 def _table(itemsize: int) -> Array:
-    """Return sqrt(2) cos of all angles of so many bytes, one or two."""
+    """Return sqrt(2) cos of all angles of one or two bytes."""
     count = 2 ** (8 * itemsize)
     turns = np.arange(count) / count
     return np.asarray(math.sqrt(2) * np.cos(2 * np.pi * turns))

@@ -1,4 +1,4 @@
-"""A party's rows, of which none stands out, so that fewer columns point to one row."""
+"""A party's rows, clipped so that none stands out and fewer columns isolate a row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clipped(clip: Array | None, X: Array) -> Array:
 
 
 def row_clip(X: Array, intercept: bool, least_rows: int, most_leverage: float) -> Array:
-    """Return s, m, T and F^T below one another; nothing if no column needs them.
+    """Return s, m, T and F^T below one another; empty if no column needs them.
 
     Rows of a leverage score above `most_leverage` are set aside, again and again. Then
     m is the mean (0 without `intercept`) and F the leverage factor of the others, over

@@ -1,4 +1,4 @@
-"""How far two sets of rows are apart, as a guard of sums over them needs to know.
+"""The difference of two sets of rows, for a guard of sums over them.
 
 Whoever has the sums of x_i w_i over two sets also has their difference at any scale c,
 sum_i (v_i - c w_i) x_i. It is close to a single row where few of the v_i - c w_i have

@@ -23,7 +23,7 @@ def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, A
 
 
 def training_rows(n: int, test_fraction: float, rows: int, seed: int) -> Array:
-    """Draw so many `rows` of the training rows of `split_rows`; returns them sorted.
+    """Draw `rows` of the training rows of `split_rows`; returns them sorted.
 
     Raises ValueError if there are not so many training rows, or fewer than 2.
     """

@@ -48,17 +48,17 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 LEAST_ROWS = 20
-"""Fewest rows of all parties together of a cluster that sends its sum."""
+"""Minimum number of rows, of all parties, of a cluster that sends its sum."""
 SHARE = 0.5
 """Probability that a row of a cluster is in its sum."""
 NOISE = 1.0
-"""Size of z: its second moments over those of one row."""
+"""Scale of z: its second moments over those of one row."""
 LEAVERS = 40
-"""Rows in the mean that stand for those that have left a cluster, at most."""
+"""Maximum number of rows in the mean that replace rows that left a cluster."""
 HALVING = 3
-"""Passes that move centres between two times that the worse half of starts ends."""
+"""Passes that move centres before the worse half of starts is dropped."""
 PATIENCE = 3
-"""Passes without a lower cost after which the last start ends."""
+"""Passes without a lower cost after which the last start stops."""
 TOLERANCE = 1e-3
 """Share by which a cost must be lower to count as lower."""
 
@@ -83,7 +83,7 @@ class Pass:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What the server asks for in a pass."""
+    """The server's request in a pass."""
 
     centers: Array
     """The centres of each start, shape (a, k, s)."""
@@ -106,7 +106,7 @@ class Clustering:
     small: float
     """Share of the clusters of all starts that never had `LEAST_ROWS` rows."""
     silhouette: float = math.nan
-    """Mean of the rows' simplified silhouettes; NaN if it was not asked for."""
+    """Mean of the rows' simplified silhouettes; NaN if not requested."""
 
 
 def random_centers(
@@ -127,7 +127,7 @@ def _root(covariance: Array) -> Array:
 
 
 def leavers(sizes: Array) -> Array:
-    """Return how likely a row that has left a cluster is in the cluster's sum, (a, k).
+    """Return the probability that a row that left a cluster is in its sum, (a, k).
 
     That is min(1/2, 40 / size), where `sizes`, (a, k), are the rows of each cluster at
     all parties one pass before: 1/2, as for a row of the cluster, up to 80 rows. With
@@ -139,7 +139,7 @@ def leavers(sizes: Array) -> Array:
 def part_of_pass(
     H: Array, request: Request, rng: np.random.Generator, n_parties: int = 1
 ) -> Pass:
-    """Return a party's part of a pass over its rows H, (n, s).
+    """Return a party's sums of a pass over its rows H, (n, s).
 
     `rng`, another one in each pass, draws the coins and the noise, which adds up over
     the `n_parties` parties. Inertia and silhouettes have noise whose square is that of
@@ -221,7 +221,7 @@ def chosen_kmeans(
     n_init: int = 30,
     most_passes: int = 20,
 ) -> Clustering:
-    """Cluster rows of which only sums are known, in as many clusters as fit best.
+    """Cluster rows of which only sums are known, with the best number of clusters.
 
     One pass serves the starts of all k from 2 to `most`. Of each k the best start is
     kept, and of these the one with the largest simplified silhouette, which [5] finds
@@ -283,7 +283,7 @@ def _passes(
     n_init: int,
     most_passes: int,
 ) -> Generator[Request, Pass, Clustering]:
-    """Yield what to ask for in each pass, get the sums, and return the result."""
+    """Yield the request of each pass, receive the sums, and return the result."""
     root, spread = _root(covariance), float(covariance.trace())
     centers = random_centers(mean, covariance, (n_init, k), rng)
     last = sizes = None
@@ -320,7 +320,7 @@ def _passes(
 
 
 def _moved(centers: Array, result: Pass) -> Array:
-    """Return the means of the sums; a centre without rows stays where it is."""
+    """Return the means of the sums; a centre without rows is unchanged."""
     if result.counts is None or result.sums is None:
         return centers.copy()
     counts = np.rint(result.counts)[:, :, None]

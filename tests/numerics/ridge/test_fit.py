@@ -245,7 +245,7 @@ def test_features_without_signal_are_left_out():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gram": 9 - 1000 * np.eye(11)[::-1]}, "no penalty gives a fit"),
+        ({"gram": 9 - 1000 * np.eye(11)[::-1]}, "no penalty yields a fit"),
         ({"kind": "classes"}, "targets must be -1 and .1"),
     ],
 )

@@ -23,7 +23,7 @@ from vfl_flower.numerics.ridge.local_columns import (
 from vfl_flower.typing import Array
 
 _LOCAL = "local_"
-"""Before a field of the local columns: its name in a party's part."""
+"""Prefix of a field of the local columns in a party's local model."""
 
 
 def cumulants(X: Array, kernel: Kernel, rng: np.random.Generator) -> Array:
@@ -76,7 +76,7 @@ def joint_angles(
     bits: int,
     multiple: int = 1,
 ) -> Array:
-    """Return a party's part of the angles of all joint features, (n, sum of counts).
+    """Return a party's addends of the angles of all joint features, (n, sum of counts).
 
     X, (n, d), are scaled columns; see :meth:`RandomFeatures.angles` for `bits`. Each
     angle is multiplied by `multiple`, as if the bandwidths were so many times smaller.
@@ -87,7 +87,7 @@ def joint_angles(
 
 
 def joint_frequencies(joint: Sequence[RandomFeatures], counts: Sequence[int]) -> Array:
-    """Return a party's part of the frequencies, (sum of counts, d), times bandwidths.
+    """Return a party's block of the frequencies, (sum of counts, d), times bandwidths.
 
     In radians per unit of the scaled columns.
     """
@@ -116,12 +116,12 @@ def pairs(turns: Array) -> Array:
 
 
 def pack_local(fitted: LocalColumns) -> dict[str, Any]:
-    """Return how local columns are made, for a party's part."""
+    """Return the map to local columns as fields of a party's local model."""
     return {_LOCAL + name: value for name, value in vars(fitted).items()}
 
 
 def unpack_local(part: Mapping[str, Any]) -> LocalColumns:
-    """Return what :func:`pack_local` has packed."""
+    """Return the map that :func:`pack_local` packed."""
     names = [f.name for f in dataclasses.fields(LocalColumns)]
     columns = {name: part[_LOCAL + name] for name in names if _LOCAL + name in part}
     return LocalColumns(**columns)

@@ -68,7 +68,7 @@ STARTS = 10.0 ** np.arange(-6.0, 2.0)
 starts the search."""
 
 STEPS = 30
-"""Most steps of a search over the penalties of the blocks."""
+"""Maximum number of steps of a search over the penalties of the blocks."""
 
 THIN = 768
 """Number of features beyond which the search begins with about so many of them. The
@@ -84,13 +84,13 @@ features do not explain as much. Mean log loss on eight data sets, in that of lo
 regression: 0.98 for 0.05 and 0.4, 0.97 for 0.1 and 0.2, 1.07 by log odds."""
 
 SMALLEST, LARGEST = 1e-7, 1e3
-"""Penalties in the variance of a whole block: nearly nothing is left out, or all."""
+"""Penalties in the variance of a whole block: nearly nothing or all is left out."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class GramFit:
-    """A ridge regression, and what the sums show of it."""
+    """A ridge regression, and its statistics from the sums."""
 
     weights: Array
     """W, shape (M, K), in units of the targets."""
@@ -204,7 +204,7 @@ def fit_gram(
     if kind == "continuous":
         return fit
     if not (sums.n * (1 - np.abs(sums.y_mean)) / 2 >= 1).all():
-        raise ValueError("targets must be -1 and +1, and have rows of each class")
+        raise ValueError("targets must be -1 and +1, with rows of each class")
     if class_weights is None:
         slope, offset, tail = _linear(away)
         return replace(fit, slope=slope, offset=offset, tail=tail)
@@ -224,7 +224,7 @@ class _Evidence:
         self._bounds = np.minimum(lows, np.log(LARGEST)), np.log(LARGEST)
 
     def __call__(self, logs: Array) -> tuple[float, Array]:
-        """Return l and its gradient; infinity where rounding leaves no fit."""
+        """Return l and its gradient; infinity if rounding leaves no fit."""
         sums, n, K = self._sums, self._sums.n, self._sums.T.shape[1]
         penalties = np.exp(logs) * self.units
         try:
@@ -243,7 +243,7 @@ class _Evidence:
         return float(loss), slope - K / 2 * self._sizes
 
     def best(self, starts: Sequence[Array], steps: int) -> Array:
-        """Return the best logs that are found in some steps from the best start."""
+        """Return the best logarithms found in some steps from the best start."""
         from scipy.optimize import minimize
 
         lows, high = self._bounds
@@ -251,7 +251,7 @@ class _Evidence:
         losses = [self(start)[0] for start in starts]
         least, start = min(losses), starts[int(np.argmin(losses))]
         if not np.isfinite(least):
-            raise ValueError("gram must be a Gram matrix: no penalty gives a fit")
+            raise ValueError("gram must be a Gram matrix: no penalty yields a fit")
 
         def loss(logs: Array) -> tuple[float, Array]:  # finite, as L-BFGS needs it
             value, slope = self(logs)
@@ -269,7 +269,7 @@ class _Evidence:
 
 
 def _thinned(sizes: Sequence[int], most: int) -> Array:
-    """Return about `most` features: all of small blocks, some of the others."""
+    """Return about `most` features: all of small blocks, some of large blocks."""
     ordered = np.sort(sizes)
     limits = (most - np.cumsum(ordered) + ordered) / np.arange(len(sizes), 0, -1)
     limit = min([*limits[ordered > limits][:1], ordered[-1]])

@@ -43,7 +43,7 @@ Interval = tuple[float, float]
 @shapes_only
 @dataclass(frozen=True)
 class LocalColumns:
-    """How a party makes its columns: arrays alone."""
+    """The map from a party's source columns to its local columns: arrays alone."""
 
     center: Array
     """Median of each source column, shape (d,), once clipped."""
@@ -51,9 +51,9 @@ class LocalColumns:
     """Standard deviation, shape (d,), once clipped; a scale of 0 makes the column 0."""
     lowest: Array
     highest: Array
-    """Where values are clipped, shape (d,)."""
+    """Bounds at which values are clipped, shape (d,)."""
     values: Array
-    """Source columns whose values are columns, shape (v,)."""
+    """Source columns whose values become columns, shape (v,)."""
     gaps: Array
     """Source columns with an indicator of missing values, shape (g,)."""
     interval_columns: Array
@@ -62,14 +62,14 @@ class LocalColumns:
     highs: Array
     """An interval is ``low < x <= high``, in the unit of its source column; (b,)."""
     frequencies: Array
-    """Of the waves, shape (d, m), in radians per unit of the scaled columns."""
+    """Those of the waves, shape (d, m), in radians per unit of the scaled columns."""
     muted: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Columns that are 0, since beside the labels they point to a single row. They
+    """Columns set to 0, since with the labels they would isolate a single row. They
     count among the columns, whose number must not depend on labels."""
 
     @property
     def n_columns(self) -> int:
-        """Number of columns that they make."""
+        """Number of local columns."""
         return sum(self.sizes)
 
     @property
@@ -111,7 +111,7 @@ def fit_local_columns(
     most_leverage: float = 0.5,
     rng: np.random.Generator,
 ) -> LocalColumns:
-    """Choose the columns by the training rows X of a party, (n, d), missing values NaN.
+    """Choose the columns from a party's training rows X, (n, d), with NaN for missing.
 
     Of at most `most` columns values come first, then intervals, as many for each source
     column as there is room for and at most `bins`, then `waves` frequencies at most, of
@@ -166,7 +166,7 @@ def fit_local_columns(
 def bounded(
     columns: Array, *, least: int, most_leverage: float, fixed: int = 0
 ) -> Array:
-    """Return which of a party's columns, (n, m), point to no single row, (m,).
+    """Return which of a party's columns, (n, m), isolate no single row, (m,).
 
     An honest party lets no others go, its labels included. They are those of
     :func:`vfl_flower.numerics.linear_gram.bounded_columns` about the means; `fixed` of
@@ -188,7 +188,7 @@ def reached(ordered: Array, rows: int = REACHED) -> tuple[float, float]:
 
 
 def _unit(ordered: Array) -> tuple[float, float, float, float]:
-    """Return center, scale, lowest and highest of a column's sorted known values.
+    """Return center, scale, minimum and maximum of a column's sorted known values.
 
     Zeros if it is constant.
     """
