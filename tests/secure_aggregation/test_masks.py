@@ -292,17 +292,17 @@ POINTS = [bytes(32), bytes([1]) + bytes(31)]
 @pytest.mark.parametrize(
     ("key", "public", "index", "reason"),
     [
-        (KEY, [OWN], 0, "must hold at least 2 keys, got 1"),
+        (KEY, [OWN], 0, "public_keys must be at least 2, got 1"),
         (KEY, [OWN, OTHER], -1, "between 0 and 1, got -1"),
         (KEY, [OWN, OTHER], 2, "between 0 and 1, got 2"),
         (KEY, [OWN, OTHER], 1, "party 1 must belong to its private key"),
-        (KEY, [OWN, OTHER, OTHER], 0, "got the same for parties 1 and 2"),
+        (KEY, [OWN, OTHER, OTHER], 0, "got one key for parties 1 and 2"),
         (KEY, [OWN, b""], 0, "party 1 must have 32 bytes, got 0"),
         (KEY, [OWN, bytes(31)], 0, "party 1 must have 32 bytes, got 31"),
         (KEY, [OWN, bytes(33)], 0, "party 1 must have 32 bytes, got 33"),
         (bytes(5), [OWN, OTHER], 0, "private key is 32 bytes long"),
-        (KEY, [OWN, POINTS[0]], 0, "party 1 must not give an all-zero shared"),
-        (KEY, [OWN, POINTS[1]], 0, "party 1 must not give an all-zero shared"),
+        (KEY, [OWN, POINTS[0]], 0, "party 1 must not yield an all-zero shared"),
+        (KEY, [OWN, POINTS[1]], 0, "party 1 must not yield an all-zero shared"),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(key, public, index, reason):
@@ -321,10 +321,10 @@ def test_errors_and_repr_carry_no_secret():
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_sum_of_terms_that_do_not_fit_is_refused(count):
-    with pytest.raises(ValueError, match=f"between 1 and 2, got {count}"):
+    with pytest.raises(ValueError, match=f"from 1 to 2, got {count}"):
         unmask_sum([np.zeros(1, "<u8")] * count, Ring(1.0, 2))
 
 
 def test_refuses_a_group_too_small_for_the_parties():
-    with pytest.raises(ValueError, match="able to sum 3 parties, got 2"):
+    with pytest.raises(ValueError, match="support sums of 3 parties, got 2"):
         masked(np.ones(1), Ring(1.0, 2), _masks(3)[0], "a", "b", 0)

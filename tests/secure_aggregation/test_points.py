@@ -122,7 +122,7 @@ def test_a_multiple_is_that_of_x25519():
 @pytest.mark.parametrize("u", SMALL_ORDER)
 def test_a_point_of_small_order_is_refused(u):
     given = array(9, u)
-    with pytest.raises(ValueError, match="points must not be of small order"):
+    with pytest.raises(ValueError, match="points must not have small order"):
         encrypt(given, secrets.token_bytes(32))
 
 

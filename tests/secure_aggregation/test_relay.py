@@ -13,7 +13,7 @@ from vfl_flower.secure_aggregation.keys import shared_secret
 from vfl_flower.secure_aggregation.relay import Relay
 
 STEP = ("fdskl_tree", "angles", 3)
-REFUSED = "was altered on its way, or is of another step"
+REFUSED = "was altered in transit, or belongs to a different"
 
 names = st.text(max_size=12)
 

@@ -239,7 +239,7 @@ def test_a_missing_message_is_an_error(field):
     bins, _ = code.decode(unmask_sum(messages, group), n)
     assert len(bins) == 6
     for sent in (messages[:2], [*messages[:2], messages[0]]):
-        with pytest.raises(SparseSumError, match=f"add up to {n}, got anoth"):
+        with pytest.raises(SparseSumError, match=f"add up to {n}, but do"):
             code.decode(unmask_sum(sent, group), n)
 
 
@@ -341,7 +341,7 @@ def test_two_bins_of_a_client_with_one_point_are_an_error():
     code = SparseSum(3, 2, 2, 10, KEY)
     twins = np.array([[1, 2], [1, 2], [3, 2]])
     assert code.decode(code.encode(twins, np.ones(3, int)), 3)[1].tolist() == [2, 1]
-    with pytest.raises(SparseSumError, match="take a new key"):
+    with pytest.raises(SparseSumError, match="use a new key"):
         code.encode(np.array([[1, 2], [1, 3]]), np.ones(2, int))
 
 
@@ -350,7 +350,7 @@ def test_bins_of_two_clients_with_one_point_are_an_error():
     code = SparseSum(2, 2, 2, 10, KEY)
     first = code.encode(np.array([[1, 2], [2, 2]]), np.array([5, 1]))
     second = code.encode(np.array([[1, 3]]), np.array([4]))
-    with pytest.raises(SparseSumError, match=r"got 1 of 2 .* a new key cures"):
+    with pytest.raises(SparseSumError, match=r"but 1 of 2 .* use a new key"):
         code.decode(total_of([first, second]), 10)
 
 
@@ -396,7 +396,7 @@ BINS, COUNTS = [[1, 2, 3, 4, 5], [0, 0, 0, 0, 99]], [3, 4]
 
 
 def test_a_client_has_at_most_k_bins():
-    with pytest.raises(ValueError, match="bins must be at most n_clusters = 2, got 4"):
+    with pytest.raises(ValueError, match="number of bins must be at most 2, got 4"):
         small_code().encode(np.array(2 * BINS), np.array(2 * COUNTS))
 
 

@@ -22,7 +22,7 @@ WIDTHS = (48, 56, 63)
 """Widths k of the ring. Sums of squares are made modulo 2^(k + 1) in 64 bits."""
 
 MOST_FRACTION_BITS = 50
-"""Largest f: float64 has 53 bits, so finer numbers would have none to fill it with."""
+"""Largest f: float64 has 53 bits, so more fraction bits would be empty."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FixedPoint:
     fraction: int
     """Fraction bits f, from 0 to 50."""
     bound: float
-    """Largest size of a number; larger ones are clipped and counted."""
+    """Largest absolute value; larger numbers are clipped and counted."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -56,7 +56,7 @@ class FixedPoint:
 
     @property
     def largest(self) -> Fraction:
-        """Bound of the size of an encoding, 2^f bound + 1/2, exactly."""
+        """Exact bound on an encoding's absolute value, 2^f bound + 1/2."""
         return Fraction(self.bound) * (1 << self.fraction) + Fraction(1, 2)
 
     def encode(self, values: Array) -> tuple[Array, int]:
@@ -71,7 +71,7 @@ class FixedPoint:
 
 
 def reduce(elements: Array, bits: int) -> Array:
-    """Return integers modulo 2^bits, uint64; of an array of uint64, in place."""
+    """Return integers modulo 2^bits, uint64; an array of uint64 is changed in place."""
     if bits < 64:
         np.bitwise_and(elements, np.uint64(2**bits - 1), out=elements)
     return elements
@@ -121,15 +121,15 @@ def gram_fixed_point(
 def finest_gram_fixed_point(
     rows: int, bound: float, bits: int = WIDTHS[-1], *, square_sum: float | None = None
 ) -> FixedPoint:
-    """Return the encoding with the most fraction bits; see :func:`gram_fixed_point`.
+    """Return the encoding with the maximum fraction bits; see :func:`gram_fixed_point`.
 
     Raises ValueError if not even whole numbers fit, or an argument is out of range.
     """
     fraction = _most_fraction(rows, bound, bits, square_sum)
     if fraction < 0:
         raise ValueError(
-            f"rows must be few enough for a ring of {bits} bits and numbers up to "
-            f"{bound:.6g}, got {rows}"
+            f"the number of rows must be smaller for a ring of {bits} bits and numbers "
+            f"up to {bound:.6g}, got {rows}"
         )
     return FixedPoint(bits, fraction, bound)
 
@@ -150,14 +150,14 @@ def weights_fixed_point(features: FixedPoint, columns: int) -> FixedPoint:
         fraction -= 1
     if fraction < 0:
         raise ValueError(
-            f"columns must be few enough for a ring of {features.bits} bits and "
-            f"features of {features.fraction} fraction bits, got {columns}"
+            f"the number of columns must be smaller for a ring of {features.bits} bits "
+            f"and features of {features.fraction} fraction bits, got {columns}"
         )
     return FixedPoint(features.bits, fraction, 1.0)
 
 
 def _most_fraction(rows: int, bound: float, bits: int, square_sum: float | None) -> int:
-    """Return the most fraction bits of F; below 0 where not even integers fit."""
+    """Return the maximum fraction bits of F; below 0 if not even integers fit."""
     _check_bound("bound", bound)
     if square_sum is None:
         square_sum = rows * bound**2

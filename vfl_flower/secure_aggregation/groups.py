@@ -32,12 +32,12 @@ class Group(ABC):
     """Whether a mask hides a value; false for `Plain` alone."""
 
     parties: int
-    """Largest number of encodings whose sum `decode` still understands, at least 1."""
+    """Largest number of encodings whose sum `decode` can decode, at least 1."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name of the group, as `group` takes it."""
+        """Name of the group, as an argument of `group`."""
 
     @property
     def label(self) -> str:
@@ -72,8 +72,8 @@ class Group(ABC):
     def random(self, take: Take, count: int) -> Array:
         """Return `count` uniform elements from the stream; they may be read-only.
 
-        The stream is read in order and no byte beyond those that the elements need,
-        so that ``m`` elements and then ``n`` are the same as ``m + n`` at once.
+        The stream is read in order and only as far as the elements need, so that ``m``
+        elements and then ``n`` are the same as ``m + n`` at once.
         """
         return np.frombuffer(take(self.dtype.itemsize * count), dtype=self.dtype)
 
@@ -92,12 +92,12 @@ def clipped_to(bound: float, values: Array) -> tuple[Array, int]:
 
 @dataclass(frozen=True)
 class _Bounded(Group):
-    """A group of real numbers, whose size has a bound."""
+    """A group of real numbers with bounded absolute values."""
 
     name: ClassVar[str]
 
     bound: float
-    """Largest size of a value, from 1e-250 to 1e250; larger ones are clipped."""
+    """Largest absolute value, from 1e-250 to 1e250; larger values are clipped."""
     parties: int
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class Circle(Group):
     fall away, and nothing is ever clipped. Integers of `bits` bits wrap, so the sum of
     any number of elements is exact modulo a turn, and the sum of T elements differs
     from the sum of their values by at most ``T / 2^(bits + 1)`` turns. `decode` returns
-    a sum as it is, in units of ``2^-bits``.
+    a sum unchanged, in units of ``2^-bits``.
     """
 
     bits: int
@@ -191,7 +191,7 @@ class Circle(Group):
         """Return elements in units of ``2^-bits`` turns, and 0: nothing is clipped.
 
         `values` are finite floats in turns, or elements in an array of exactly `dtype`,
-        which come back as they are and not as a copy. Raises ValueError for any others.
+        which is returned itself, not copied. Raises ValueError for other values.
         """
         values = np.asarray(values)
         if values.dtype == self.dtype:
@@ -213,7 +213,7 @@ class Circle(Group):
 
 @dataclass(frozen=True)
 class Plain(_Bounded):
-    """Real numbers as they are, for tests and comparison: nothing is hidden.
+    """Unencoded real numbers, for tests and comparison: nothing is hidden.
 
     Values are checked and clipped as in `Ring`.
     """
@@ -246,17 +246,17 @@ class Field(PrimeField, Group):
         return f"{self.name} {self.p} {self.parties}"
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Return elements as they are, not a copy; nothing is clipped."""
+        """Return the elements themselves, not a copy; nothing is clipped."""
         return self.decode(values), 0
 
     def decode(self, total: Array) -> Array:
-        """Return elements as they are; raises ValueError unless uint64 below p."""
+        """Return the elements themselves; raises ValueError unless uint64 below p."""
         total = np.asarray(total)
         if total.dtype != self.dtype:
             raise ValueError(f"values must be uint64 elements, got {total.dtype}")
         if np.any(total >= self.p):
             raise ValueError(
-                f"values must be elements below p = {self.p}, got a larger"
+                f"values must be elements below p = {self.p}, got a larger one"
             )
         return total
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 KEY_BYTES = 32
 
 NO_IDENTITY = bytes(KEY_BYTES)
-"""In place of the Ed25519 key of a party that has none."""
+"""Placeholder for the Ed25519 key of a party without one."""
 
 _PREFIX = "ed25519:"
 
@@ -53,7 +53,7 @@ def encode_key(identity: bytes) -> str:
 def parse_key(text: str) -> bytes:
     """Return the public key, 32 bytes, that :func:`encode_key` gave as a text.
 
-    Raises ValueError if the text is of no public key.
+    Raises ValueError if the text is not a public key.
     """
     if re.fullmatch(f"{_PREFIX}[A-Za-z0-9_-]{{43}}", text):
         identity = base64.urlsafe_b64decode(f"{text.removeprefix(_PREFIX)}=")

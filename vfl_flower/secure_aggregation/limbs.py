@@ -1,4 +1,4 @@
-"""Exact sums of numbers of any size, where one bound for all would lose small ones.
+"""Exact sums of numbers of any size: a common bound would lose small numbers.
 
 A sum in fixed point has one resolution for all its entries, but sums of columns may
 differ by any factor. So a number is cut into limbs at fixed places, like digits, and
@@ -12,7 +12,7 @@ import numpy as np
 from vfl_flower.typing import Array
 
 LIMB = 2.0**40
-"""Bound of a limb's size, the same at all places."""
+"""Bound on a limb's absolute value, the same at all places."""
 
 PLACES = tuple(2.0**power for power in (80, 40, 0, -40, -80))
 """Values of the limbs: numbers up to 2^120, to within 2^-80."""
@@ -25,7 +25,7 @@ def split_limbs(values: Array) -> Array:
     ValueError if a number is not finite, or not below 2^120 in size.
     """
     if not (np.abs(values) < PLACES[0] * LIMB).all():
-        raise ValueError("values must be finite and below 2^120 in size")
+        raise ValueError("absolute values must be finite and below 2^120")
     remainder, limbs = np.asarray(values, dtype=np.float64), []
     for place in PLACES:
         limbs.append(np.trunc(remainder / place))

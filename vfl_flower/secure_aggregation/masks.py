@@ -30,7 +30,7 @@ _NONCE = bytes(16)
 
 
 class PairwiseMasks:
-    """The masks of one party, from the X25519 secrets that it shares with each other.
+    """The masks of one party, from the X25519 secrets it shares with every other party.
 
     The sum of the masks of all parties for one context (action, name, round) is the
     zero of the group. To whoever lacks the private keys of a pair, the pair's masks are
@@ -39,7 +39,7 @@ class PairwiseMasks:
     learn no more than the sum of the inputs of the remaining two.
 
     **Contract of the caller**: never use a context again with other values. Two
-    messages under one mask give away the difference of their values. Let `round`
+    messages under one mask reveal the difference of their values. Let `round`
     strictly grow within a run for the same action and name, and make new keys for each
     run. The same values may be sent again (a retry): the message is then the same, bit
     for bit.
@@ -73,7 +73,7 @@ class PairwiseMasks:
     ) -> None:
         if len(public_keys) < 2:
             raise ValueError(
-                f"public_keys must hold at least 2 keys, got {len(public_keys)}"
+                f"the number of public_keys must be at least 2, got {len(public_keys)}"
             )
         if not 0 <= index < len(public_keys):
             raise ValueError(
@@ -86,13 +86,13 @@ class PairwiseMasks:
                 )
             if (first := public_keys.index(key)) != j:
                 raise ValueError(
-                    f"public keys must differ, got the same for parties {first} and {j}"
+                    f"public keys must differ, got one key for parties {first} and {j}"
                 )
         if public_keys[index] != public_key(private_key):
             raise ValueError(
                 f"public key of party {index} must belong to its private key"
             )
-        # In the place of this party its private key, which it shares with nobody.
+        # In this party's own place, its private key, which it shares with nobody.
         self._secrets = [private_key] * len(public_keys)
         for j, key in enumerate(public_keys):
             if j != index:
@@ -100,7 +100,7 @@ class PairwiseMasks:
                     self._secrets[j] = shared_secret(private_key, key)
                 except ValueError:
                     raise ValueError(
-                        f"public key of party {j} must not give an all-zero shared "
+                        f"public key of party {j} must not yield an all-zero shared "
                         "secret"
                     ) from None
         self._public_keys = list(public_keys)
@@ -144,7 +144,7 @@ class PairwiseMasks:
     def _parts(
         self, group: Group, count: int, action: str, name: str, round: int
     ) -> list[bytes]:
-        """Return what masks and pads are bound to, for `derive_key`."""
+        """Return the context to which masks and pads are bound, for `derive_key`."""
         parts = context(self._run_id, action, name, round)
         return [*parts, group.label.encode(), str(count).encode()]
 
@@ -160,7 +160,7 @@ def masked(
     """Return one party's values x_i, encoded and hidden, and how many were clipped.
 
     Never use the context of the mask again with other values; see `PairwiseMasks`.
-    Without `masks` (None), or in the group `Plain`, the encoding is sent as it is.
+    Without `masks` (None), or in the group `Plain`, the encoding is sent in the clear.
     Raises ValueError if a value is NaN or infinite, or more parties mask than the group
     can sum.
     """
@@ -169,7 +169,7 @@ def masked(
         return encoded, clipped
     if (parties := len(masks._public_keys)) > group.parties:
         raise ValueError(
-            f"group must be able to sum {parties} parties, got {group.parties}"
+            f"group must support sums of {parties} parties, got {group.parties}"
         )
     hidden = masks.hide(encoded.flatten(), group, action, name, round)
     return hidden.reshape(encoded.shape), clipped
@@ -179,12 +179,12 @@ def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
     """Add the messages of all parties, where masks cancel, and decode: sum_i x_i.
 
     If the message of a party is missing, the result is noise, which this function
-    cannot detect. Raises ValueError if there is no array, or there are more than the
-    group can sum.
+    cannot detect. Raises ValueError if there is no array, or there are more arrays than
+    the group can sum.
     """
     if not 1 <= len(arrays) <= group.parties:
         raise ValueError(
-            f"arrays must be between 1 and {group.parties}, got {len(arrays)}"
+            f"the number of arrays must be from 1 to {group.parties}, got {len(arrays)}"
         )
     total = arrays[0].copy()
     for array in arrays[1:]:
@@ -211,7 +211,7 @@ def stream(secret: bytes, parts: Sequence[bytes]) -> Take:
     """Return the ChaCha20 key stream of one secret in one context.
 
     ChaCha20 (RFC 8439) is safe as long as no pair of key and nonce encrypts two
-    plaintexts. Each context has a key of its own, so the nonce is always zero.
+    plaintexts. Each context has a separate key, so the nonce is always zero.
     """
     key = derive_key(secret, parts)
     encryptor = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()

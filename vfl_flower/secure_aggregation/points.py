@@ -1,8 +1,8 @@
 """Ids as points of Curve25519, encrypted so that the order of the keys does not matter.
 
-Diffie-Hellman on X25519 (RFC 7748) makes from the u-coordinate of a point P and a key k
-that of k P. Keys commute, k (l P) = l (k P), so what several parties have encrypted one
-after the other is equal exactly where the points were, whoever began.
+Diffie-Hellman on X25519 (RFC 7748) maps the u-coordinate of a point P and a key k to
+that of k P. Keys commute, k (l P) = l (k P), so points that several parties encrypted
+one after the other are equal exactly if the original points were, in any order of keys.
 
 Three facts carry the security:
 
@@ -51,7 +51,7 @@ LABEL = b"vfl_flower id to point 1"
 """Protocol and version: count up when the hash changes."""
 
 LEAST_OF_A_PROCESS = 4096
-"""Points that are worth a process of their own: 0.15 s of work, its start takes 0.3."""
+"""Points that justify a further process: 0.15 s of work; its start takes 0.3 s."""
 
 
 def hash_ids(ids: Sequence[bytes]) -> Points:
@@ -110,7 +110,7 @@ def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
         raise RuntimeError("a process that encrypts points was stopped")
     multiples = _rows(done)
     if not multiples.any(axis=1).all():
-        raise ValueError("points must not be of small order")
+        raise ValueError("points must not have small order")
     return multiples
 
 
@@ -132,7 +132,7 @@ def _processors() -> int:
 
 
 def _in_a_process(data: bytes) -> bytes:
-    """Return what :func:`main` makes of its input; no key is in a command line."""
+    """Return the output of :func:`main` for an input; no key is in a command line."""
     command = [sys.executable, "-P", __file__]
     return subprocess.run(command, input=data, stdout=subprocess.PIPE).stdout
 
@@ -149,7 +149,7 @@ def _sha512_256(data: bytes) -> bytes:
 
 def _work(mode: bytes, key: bytes, data: bytes) -> bytes:
     private = X25519PrivateKey.from_private_bytes(key)
-    multiples = bytearray()  # a list of texts would take twice the memory
+    multiples = bytearray()  # a list of bytes would take twice the memory
     for start in range(0, len(data), POINT_BYTES):
         point = data[start : start + POINT_BYTES]
         if mode == b"h":

@@ -1,4 +1,4 @@
-"""Messages from party to party that the server passes on and cannot read."""
+"""Messages from party to party that the server forwards but cannot read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Relay(PairwiseMasks):
     No key seals a second message, so the nonce is always zero.
 
     **Contract of the caller**: never use a context (action, name, round, receiver)
-    again with other data. Two messages under one key give away where they differ, and
+    again with other data. Two messages under one key reveal where they differ, and
     let the server forge a third. The same data may be sealed again (a retry): the
     message is then the same, bit for bit. On forged keys see `PairwiseMasks`.
 
@@ -36,11 +36,11 @@ class Relay(PairwiseMasks):
     """
 
     def seal(self, to: int, data: bytes, action: str, name: str, round: int) -> bytes:
-        """Seal data to one party, in a message 16 bytes longer.
+        """Seal data for one party, in a message 16 bytes longer.
 
         The receiver, `to`, may be this party: the key then comes from the private key
-        alone, and nobody else can open the message. Raises ValueError if `to` is no
-        party.
+        alone, and nobody else can open the message. Raises ValueError if `to` is not
+        a party.
         """
         cipher = self._cipher(self._index, to, action, name, round)
         return cipher.encrypt(_NONCE, data, None)
@@ -48,7 +48,7 @@ class Relay(PairwiseMasks):
     def open(
         self, sender: int, data: bytes, action: str, name: str, round: int
     ) -> bytes:
-        """Open a message that one party, which may be this one, sealed to this one.
+        """Open a message that a party, possibly this one, sealed for this party.
 
         Raises ValueError if the message was altered, or sealed by another party, to
         another one or in another context, or if `sender` is no party.
@@ -59,11 +59,11 @@ class Relay(PairwiseMasks):
         except InvalidTag:
             raise ValueError(
                 f"the message of party {sender} to party {self._index} in {action} "
-                "was altered on its way, or is of another step"
+                "was altered in transit, or belongs to a different step"
             ) from None
 
     def agree(self, party: int) -> bytes:
-        """Return 32 bytes of the run that this party and another one alone know."""
+        """Return 32 bytes of the run that only this party and one other know."""
         pair = sorted((self._index, party))
         parts = [labels.AGREED_SECRET, str(self._run_id).encode()]
         parts += [self._public_keys[place] for place in pair]

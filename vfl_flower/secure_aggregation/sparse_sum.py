@@ -43,7 +43,7 @@ _ROWS = 256
 
 
 class SparseSumError(ValueError):
-    """A sum cannot be encoded or decoded, and no part of it was."""
+    """A sum cannot be encoded or decoded; no part of it was."""
 
 
 @shapes_only
@@ -101,7 +101,7 @@ class SparseSum:
             if self.p != MERSENNE_61:
                 raise ValueError(f'p must be 2^61 - 1 for field="hash", got {self.p}')
         else:
-            # Bits first: with many columns, B^d would be a huge number.
+            # Bits first: with many columns, B^d would be huge.
             bits = self.n_columns * math.log2(self.n_values)
             if bits > 61 or self.n_values**self.n_columns >= self.p:
                 raise ValueError(
@@ -142,13 +142,13 @@ class SparseSum:
         """
         if len(bins) > self.n_clusters:
             raise ValueError(
-                f"bins must be at most n_clusters = {self.n_clusters}, got {len(bins)}"
+                f"the number of bins must be at most {self.n_clusters}, got {len(bins)}"
             )
         bins, counts = bins.astype(np.int64), counts.astype(np.uint64)
         field, points = PrimeField(self.p), self._points(bins)
         if len(np.unique(points)) < len(np.unique(bins, axis=0)):
             raise SparseSumError(
-                "bins must have different points, got two with the same: take a new key"
+                "two different bins map to the same point: use a new key"
             )
         sums = field.power_sums(points, counts, 2 * self.n_slots)
         if self.field == "paper":
@@ -169,8 +169,8 @@ class SparseSum:
         sums, payload = np.split(total, [2 * self.n_slots])
         if sums[0] != n:
             raise SparseSumError(
-                f"the counts of all parties must add up to {n}, got another sum: a "
-                "message is missing, doubled or changed"
+                f"the counts of all parties must add up to {n}, but do not: a message "
+                "is missing, duplicated or altered"
             )
         points, counts = self._solve(field, sums, n)
         if self.field == "paper":
@@ -199,7 +199,7 @@ class SparseSum:
                 return points, counts
         raise SparseSumError(
             f"the sum must hold at most {self.n_slots} bins, each with a count from 1 "
-            f"to {n}, got another one: a party sent too many, or a message is changed"
+            f"to {n}, but does not: a party sent too many, or a message was altered"
         )
 
     def _points(self, bins: Array) -> Array:
@@ -253,8 +253,8 @@ class SparseSum:
             wrong += int(np.sum(~fits))
         if wrong:
             raise SparseSumError(
-                f"the coordinates of each bin must hash to its point, got {wrong} of "
-                f"{len(words)} bins that do not: two bins have the same point, which a "
-                "new key cures, or a message is changed"
+                f"the coordinates of each bin must hash to its point, but {wrong} of "
+                f"{len(words)} bins do not: two bins have the same point (use a new "
+                "key), or a message was altered"
             )
         return bins

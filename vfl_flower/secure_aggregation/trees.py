@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations
 
 _EXHAUSTIVE = 6
-"""Up to this many leaves, all 720 orders are tried."""
+"""Maximum number of leaves for which all orders, at most 720, are tried."""
 
 _SHUFFLES = 200
-"""Orders that are tried of more leaves: each fits with a chance of about a half."""
+"""Orders that are tried for more leaves: about half of all orders fit."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,10 @@ def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
     party p and a smallest set S, p not in S, such that p can compute sum_S x_j.
 
     Definition 2 of [1] does not prevent this. It ignores single leaves: a party that
-    sends its bare term to the same receiver in both trees gives x_j = (x_j + b_j) - b_j
-    away. It also ignores that a receiver may add up its messages: from {a} and {b, c}
-    of one tree and {a, b} and {c} of the other it has the sum over {a, b, c}.
+    sends its bare term to the same receiver in both trees reveals
+    x_j = (x_j + b_j) - b_j. It also ignores that a receiver may add up its messages:
+    from {a} and {b, c} of one tree and {a, b} and {c} of the other it has the sum over
+    {a, b, c}.
     """
     learned: set[tuple[int, frozenset[int]]] = set()
     of_second = second.received()
@@ -176,8 +177,8 @@ def two_trees(
         if second is not None and not exposed(first, second):
             return first, second
     raise ValueError(  # tested for up to 64 parties
-        f"the {topology} over {len(parties)} parties must have a totally different "
-        "one, none that was tried has"
+        f"no totally different tree was found for the {topology} over {len(parties)} "
+        "parties"
     )
 
 

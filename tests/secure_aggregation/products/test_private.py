@@ -170,7 +170,7 @@ def test_a_retry_opens_the_same_again():
     ],
 )
 def test_a_replay_in_another_use_is_refused(other, number, columns, party):
-    deal, rule = use(5, 4), r"must be of this use|correction must be"
+    deal, rule = use(5, 4), r"must be meant for this use|correction must be"
     dealt = deal_factor(deal, ROOT, 1, 3)[party]
     PrivateProduct(deal, party, Dealt.unpack(dealt.pack()), 1, 3)
     replaced = dataclasses.replace(deal, **other)
@@ -185,12 +185,12 @@ def test_changed_bytes_are_refused():
     for place in (0, 40, 70):  # in the seed, the tag and the correction
         data = deal_factor(deal, ROOT, 1, 3)[0].pack()
         data[place] ^= 1
-        with pytest.raises(ValueError, match="unchanged"):
+        with pytest.raises(ValueError, match="unaltered"):
             PrivateProduct(deal, 0, Dealt.unpack(data), 1, 3)
     with pytest.raises(ValueError, match="correction must be"):
         PrivateProduct(deal, 0, Dealt.unpack(data[:-6]), 1, 3)
     replayed = deal_matrix(dataclasses.replace(deal, run_id=2), ROOT)
-    with pytest.raises(ValueError, match="must be of this use"):
+    with pytest.raises(ValueError, match="must be meant for this use"):
         next(hide_matrix(deal, replayed, [np.zeros((5, 4), "<u8")], CHALLENGE))
 
 

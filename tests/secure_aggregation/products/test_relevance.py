@@ -24,5 +24,5 @@ def test_relevance_is_that_of_the_products(owner, width):
     opened = relevance.opened_relevance(deal, others[owner], back)
     np.testing.assert_allclose(opened, relevance_of(omega.T @ B), rtol=1e-5)
     sent[0] ^= 1
-    with pytest.raises(ValueError, match="the triple of the dealer must be right"):
+    with pytest.raises(ValueError, match="the dealer's triple failed the check"):
         relevance.hidden_probes(deal, holder[owner], sent, B, CHALLENGE)

@@ -96,7 +96,9 @@ def dealt():
 )
 def test_a_replay_in_another_use_party_or_block_is_refused(use, receiver, name):
     dealt().check(DEAL, 1, 9, "cosines 0")
-    with pytest.raises(ValueError, match=f"party {receiver} .* must be of this use"):
+    with pytest.raises(
+        ValueError, match=f"party {receiver} .* must be meant for this use"
+    ):
         dealt().check(use, receiver, 9, name)
 
 
@@ -105,8 +107,8 @@ def test_a_replay_in_another_use_party_or_block_is_refused(use, receiver, name):
     [
         ({}, 8, "correction must be 8 bytes"),
         ({}, 10, "correction must be 10 bytes"),
-        ({"correction": np.arange(1, 10, dtype="u1")}, 9, "unchanged"),
-        ({"seed": bytes(32)}, 9, "unchanged"),
+        ({"correction": np.arange(1, 10, dtype="u1")}, 9, "unaltered"),
+        ({"seed": bytes(32)}, 9, "unaltered"),
         ({"seed": SEED[:31]}, 9, "seed must have 32 bytes"),
     ],
 )

@@ -171,7 +171,7 @@ def test_the_hidden_columns_of_an_owner_are_uniform_and_of_one_use():
     dealt = deal_row_owner(deal, ROOT, 0)
     assert uniform(octets(hide_rows(deal, 0, dealt, np.zeros((400, 30), "<u8")), 6))
     for other, owner in ((dataclasses.replace(deal, round=1), 0), (deal, 1)):
-        with pytest.raises(ValueError, match="must be of this use"):
+        with pytest.raises(ValueError, match="must be meant for this use"):
             hide_rows(other, owner, dealt, np.zeros((400, deal.owners[owner]), "<u8"))
 
 
@@ -329,7 +329,9 @@ def test_a_replayed_triple_is_refused(other, party):
         replayed = make(deal, ROOT)[party]
         kind(deal, party, replayed)
         change = {"shape": (6, *shape[1:])} if "shape" in other else other
-        with pytest.raises(ValueError, match=r"must be of this use|correction must be"):
+        with pytest.raises(
+            ValueError, match=r"must be meant for this use|correction must be"
+        ):
             kind(dataclasses.replace(deal, **change), party, replayed)
 
 
@@ -347,7 +349,7 @@ def test_parties_that_added_other_openings_are_told():
     shares = shared(rng, uniform_elements(rng, (5, 4), 48), 48)
     _, _, (first, _) = gram(deal, shares)
     _, _, (_, second) = gram(deal, (shares[0] ^ np.uint64(1), shares[1]))
-    with pytest.raises(ValueError, match="shares must be of the same openings"):
+    with pytest.raises(ValueError, match="shares must come from the same openings"):
         open_gram(first, second, deal)
 
 
@@ -439,12 +441,12 @@ def test_what_an_owner_is_dealt_is_of_one_use_and_one_owner():
     deal = dataclasses.replace(use(5, 4), owners=(2, 2))
     dealt, columns = deal_owner(deal, ROOT, 1), np.zeros((5, 2), "u8")
     hide_columns(deal, 1, Dealt.unpack(dealt.pack()), columns)
-    with pytest.raises(ValueError, match="of this use and unchanged"):
+    with pytest.raises(ValueError, match="for this use and unaltered"):
         hide_columns(deal, 0, dealt, columns)
     other = dataclasses.replace(deal, run_id=deal.run_id + 1)
-    with pytest.raises(ValueError, match="of this use and unchanged"):
+    with pytest.raises(ValueError, match="for this use and unaltered"):
         hide_columns(other, 1, dealt, columns)
     with pytest.raises(ValueError, match="correction must be 32 bytes"):
         hide_columns(deal, 1, Dealt.unpack(dealt.pack()[:-1]), columns)
-    with pytest.raises(ValueError, match="owners must have 4 columns in all"):
+    with pytest.raises(ValueError, match="owners must give 4 columns in all"):
         dataclasses.replace(deal, owners=(2, 1))

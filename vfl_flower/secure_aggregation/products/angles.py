@@ -1,4 +1,4 @@
-"""Shares of the cosine of a sum of angles that nobody knows.
+"""Shares of the cosine of a sum of angles; nobody knows the sum.
 
 Party l of T holds angles theta_l. A dealer gives each party the seed of random angles
 r_l, and parties 0 and 1 shares of cos r and sin r, where r = sum_l r_l. Each party
@@ -98,9 +98,9 @@ def cosine_shares(
 
     The result, uint64, (b, 2 * features), has [cos(m theta)]_j with f fraction bits,
     and then the sines. They are even where cos and sin of delta are, so not uniform:
-    send them to nobody but under a mask, as the triples of
-    :mod:`vfl_flower.secure_aggregation.products.triples` do. Raises ValueError if what
-    was dealt is of another use or block, short or changed.
+    send them only under a mask, as the triples of
+    :mod:`vfl_flower.secure_aggregation.products.triples` do. Raises ValueError if the
+    dealer's message is meant for a different use or block, too short or altered.
     """
     shape = (2, *delta.shape)
     if party == 0:

@@ -1,4 +1,4 @@
-"""What a dealer gives for a Gram matrix with joint features, and for rows to score.
+"""The dealer's randomness for a Gram matrix with joint features, and for scored rows.
 
 Seeds of random angles, what the second party needs to make shares of their cosines, and
 the triples. The dealer sees none of the data, and must not work with either of the two
@@ -31,11 +31,11 @@ from vfl_flower.secure_aggregation.products.triples import (
 from vfl_flower.typing import Array
 
 FRACTION = 16
-"""Fraction bits of a feature of many rows; its two factors have half of them each."""
+"""Fraction bits of a feature if rows are many; each of its two factors has half."""
 
 FEW_ROWS = 2**12
-"""Fewer training rows have as many fraction bits as the widest ring holds: rounding
-moves their models more, and the third more bytes that a run sends are few."""
+"""Below this number of training rows, fraction bits fill the widest ring: rounding
+affects small models more, and a run sends only a third more bytes."""
 
 NEW_ROWS = FixedPoint(56, 28, 1.01)
 """Encoding of the features of rows to predict, however many there are: a score adds up
@@ -59,19 +59,19 @@ def joint_fraction(rows: int) -> int:
 
 
 def angle_deal(roles: Roles, session: int, name: str, bits: int) -> Deal:
-    """Return the use of dealt angles."""
+    """Return the use of the dealer's angles."""
     return Deal(session, name, roles.turn, 0, (roles.rows, roles.joint // 2), bits)
 
 
 def place_of(roles: Roles, party: int) -> int:
-    """Return the place of a party among those with angles: first, second, others."""
+    """Return the place of a party in the order of angles: first, second, others."""
     computing = [roles.first, roles.second]
     others = [j for j, _ in enumerate(roles.owners) if j not in computing]
     return [*computing, *others].index(party)
 
 
 def deal_all(use: Deal, root: bytes, roles: Roles) -> list[Array]:
-    """Return what a dealer with the secret `root` sends to each party, as bytes."""
+    """Return a dealer's messages to each party, as bytes; `root` is its secret."""
     sent = [deal_owner(use, root, owner).pack() for owner, _ in enumerate(roles.owners)]
     pair = roles.first, roles.second
     for party, dealt in zip(pair, deal_gram(use, root), strict=True):
@@ -91,17 +91,17 @@ def _deal_angles(
 
 
 def training_angles(roles: Roles, session: int) -> Deal:
-    """Return the use of dealt angles of the rows of training."""
+    """Return the use of the dealer's angles of the training rows."""
     return angle_deal(roles, session, "angles", roles.numbers.bits)
 
 
 def row_angles(roles: Roles, session: int) -> Deal:
-    """Return the use of dealt angles of rows that are scored."""
+    """Return the use of the dealer's angles of rows that are scored."""
     return angle_deal(roles, session, "new angles", NEW_ROWS.bits)
 
 
 def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
-    """Return what a dealer with the secret `root` sends to each party for a turn."""
+    """Return a dealer's messages to each party for a round; `root` is its secret."""
     angles = _deal_angles(training_angles, session, root, roles)
     grams = deal_all(roles.deal(session), root, roles)
     pairs = zip(angles, grams, strict=True)
@@ -111,7 +111,7 @@ def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
 def cosines_of(
     use: Deal, root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
 ) -> Array:
-    """Return what the second party needs for cosines of `multiple` times angles."""
+    """Return the second party's randomness for cosines of `multiple` times angles."""
     dealt = deal_cosines(
         use, root, len(roles.owners), roles.fraction, multiple, angle_bits
     )
@@ -126,7 +126,7 @@ def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
 
 
 def deal_rows(session: int, root: bytes, roles: Roles, outputs: int) -> list[Array]:
-    """Return what a dealer sends to each party for rows with K scores each."""
+    """Return a dealer's messages to each party for rows with K scores each."""
     made = _deal_angles(row_angles, session, root, roles)
     deal = row_deal(roles, session, outputs)
     for owner, sent in enumerate(made):

@@ -1,4 +1,4 @@
-"""Products of one party's private matrix of integers with shares that another one has.
+"""Products of one party's private integer matrix with another party's shares.
 
 Parties 0 and 1 compute. One of them, the *holder*, has a private matrix Z (n x K): its
 bins, one-hot, or its shares of the bins of further parties. The *other* has s (n x m):
@@ -24,7 +24,7 @@ cut off: Z^T s is exact as long as 2^k holds it. Of shares s = s_0 + s_1 of both
 party's own Z^T s_j needs no help. Where Z is one-hot, the holder counts by bin
 (:func:`bin_sums`); the products with E and A are dense.
 
-**A dealer that deals another A^T M**, or seeds that do not fit it, would change the
+**A dealer that sends a wrong A^T M**, or seeds that do not fit it, would change the
 result. So A has columns B that hide no column of Z: the holder opens U = A V + B beside
 E, with V random and unknown to the dealer, and for each product both compare
 V^T [A^T M] + [B^T M], of which the other has U^T M less its share. U is uniform, and is
@@ -57,7 +57,7 @@ from vfl_flower.typing import Array
 
 
 def holder_of(deal: Deal) -> int:
-    """Return which of parties 0 and 1 has Z: the one that owns all of its columns.
+    """Return the party, 0 or 1, that has Z: the owner of all of its columns.
 
     So the masks of both directions differ. Raises ValueError for other owners.
     """
@@ -81,7 +81,7 @@ def factor_use(deal: Deal, number: int, columns: int) -> Deal:
 
 
 def deal_matrix(deal: Deal, root: bytes) -> Dealt:
-    """Return what a dealer with the secret `root` sends to the holder of Z, once."""
+    """Return the dealer's message to the holder of Z, once; `root` is its secret."""
     holder = holder_of(deal)
     return Dealt.of(deal, holder, deal.seed(root, holder))
 
@@ -89,7 +89,7 @@ def deal_matrix(deal: Deal, root: bytes) -> Dealt:
 def deal_factor(
     deal: Deal, root: bytes, number: int, columns: int
 ) -> tuple[Dealt, Dealt]:
-    """Return what the dealer sends to parties 0 and 1 for one s."""
+    """Return the dealer's messages to parties 0 and 1 for one s."""
     use, holder = factor_use(deal, number, columns), holder_of(deal)
     other = 1 - holder
     seeds = [use.seed(root, party) for party in (0, 1)]
@@ -110,7 +110,7 @@ def hide_matrix(
     """Yield blocks of (E, U), (b, K + SACRIFICED), for the other party, once; uniform.
 
     The `challenge` is a secret of the two parties, which the dealer never learns.
-    Raises ValueError if what was dealt is of another use, short or changed.
+    Raises ValueError if the dealer's message is for a different use or altered.
     """
     dealt.check(deal, holder_of(deal))
     factors = _challenge(deal, challenge)
@@ -120,12 +120,12 @@ def hide_matrix(
 
 
 class PrivateProduct:
-    """One party's part in Z^T s for one s.
+    """One party's role in computing Z^T s for one s.
 
     The other sends :meth:`opening` to the holder. The shares (:meth:`share`) are those
     of Z^T W at the holder and of :meth:`masked_sums` at the other. Before anybody adds
-    them, both compare their :meth:`proof`. Raises ValueError if what was dealt is of
-    another use, short or changed.
+    them, both compare their :meth:`proof`. Raises ValueError if the dealer's message is
+    for a different use or altered.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class PrivateProduct:
         return reduce(sums[:columns] + self._product[:columns], self._use.bits)
 
     def proof(self, challenge: bytes, masked_sums: Array | None = None) -> bytes:
-        """Return a digest that is the same at both parties if the dealer was right.
+        """Return a digest that is the same at both parties if the dealer was honest.
 
         The other has its :meth:`masked_sums`.
         """

@@ -50,9 +50,9 @@ def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
 def deal_relevance(
     session: int, root: bytes, roles: Roles, widths: Sequence[int]
 ) -> tuple[list[Array | None], dict[int, Array]]:
-    """Return what a dealer sends to each party, None for the label holder.
+    """Return a dealer's message to each party, None for the label holder.
 
-    Then what it sends to the label holder, by the other party.
+    Also return its messages to the label holder, by the other party.
     """
     of_holder: dict[int, Array] = {}
     of_others: list[Array | None] = [None] * len(widths)
@@ -69,7 +69,7 @@ def hidden_frequencies(
 ) -> Array:
     """Return a party's frequencies, (A, d), under a mask, for the label holder.
 
-    Raises ValueError if what was dealt is of another use, short or changed.
+    Raises ValueError if the dealer's message is for a different use or altered.
     """
     triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))
     elements, _ = FREQUENCIES.encode(omega.T)
@@ -87,8 +87,8 @@ def hidden_probes(
 ) -> Array:
     """Return B, (A, probes), under a mask, and a share, for the party of an opening.
 
-    Raises ValueError if a message of the dealer or the party is of another use, short
-    or changed, or if the triple is wrong.
+    Raises ValueError if a message of the dealer or the party is meant for a different
+    use, too short or altered, or if the triple is wrong.
     """
     bits = deal.bits
     triple = triples.PredictionTriple(deal, 0, Dealt.unpack(dealt))
@@ -100,8 +100,8 @@ def hidden_probes(
     U = unpack(check, bits, (triples.SACRIFICED, deal.shape[1]))
     if not hmac.compare_digest(triple.proof(challenge, U), proof.tobytes()):
         raise ValueError(
-            "the triple of the dealer must be right, and is not: the relevance of "
-            "columns would be another one"
+            "the dealer's triple failed the check: the relevance of columns would be "
+            "wrong"
         )
     opened = unpack(columns, bits, deal.shape[:2])
     shares = [
@@ -117,7 +117,7 @@ def hidden_probes(
 def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
     """Return the relevance of a party's columns, shape (d,).
 
-    Raises ValueError if what was dealt, or what the label holder sent, does not fit.
+    Raises ValueError if a message of the dealer or the label holder does not fit.
     """
     bits = deal.bits
     triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))

@@ -96,12 +96,12 @@ class SquareSum:
 
 
 def limb_width(bits: int) -> int:
-    """Return the width of the limbs of integers of so many bits."""
+    """Return the width of the limbs of integers of `bits` bits."""
     return -(-bits // limbs(bits))
 
 
 def limbs(bits: int) -> int:
-    """Return the number of limbs of integers of so many bits."""
+    """Return the number of limbs of integers of `bits` bits."""
     return -(-bits // _WIDEST)
 
 

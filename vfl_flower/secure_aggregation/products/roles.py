@@ -1,4 +1,4 @@
-"""Who computes a Gram matrix on shares, whose columns it has, and their encoding."""
+"""The parties that compute a Gram matrix on shares, its columns, and their encoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_MEAN_SQUARE = 1.02
 """Largest mean square of a column whose fraction bits are given."""
 
 LARGEST = 64.0
-"""Largest size of a number in such a column."""
+"""Largest absolute value in such a column."""
 
 MOST_NUMBERS = 2**26
 """Most numbers in all columns together: so many that no message has more than some 500
@@ -32,33 +32,33 @@ Count = Annotated[int, Ge(0)]
 
 @dataclass(frozen=True)
 class Roles:
-    """Who does what for one Gram matrix."""
+    """The roles of the parties for one Gram matrix."""
 
     first: Place
     """Index of the party that computes and opens the Gram matrix."""
     second: Place
-    """Index of the other party that computes."""
+    """Index of the other computing party."""
     owners: list[int]
     """How many columns each party has, in party order."""
     rows: Count
     """The number of rows."""
     dealer: Place | None = None
-    """Index of the party that deals; None: the server."""
+    """Index of the party that is the dealer; None: the server."""
     joint: Count = 0
-    """How many joint columns there are, the last ones."""
+    """The number of joint columns, which come last."""
     fraction: Count = 0
     """Fraction bits of a column whose mean square is at most `MOST_MEAN_SQUARE`; 0:
     columns have a length of at most `NORM`, and as many fraction bits as fit."""
     turn: Count = 0
-    """Which of the run's Gram matrices this is."""
+    """The number of this Gram matrix in the run."""
 
     @property
     def served(self) -> bool:
-        """Whether the server deals."""
+        """Whether the server is the dealer."""
         return self.dealer is None
 
     def deals(self, index: int | None) -> bool:
-        """Return whether a party deals, by its index."""
+        """Return whether a party, given by its index, is the dealer."""
         return index is not None and index == self.dealer
 
     @property
@@ -79,7 +79,7 @@ class Roles:
         )
 
     def deal(self, session: int) -> Deal:
-        """Return the use of the triple: columns of another encoding are another use."""
+        """Return the use of the triple: each encoding of columns is a separate use."""
         owners = (*self.owners, *(self.joint,) * bool(self.joint))
         shape, bits = (self.rows, self.columns), self.numbers.bits
         action = f"gram of {self.fraction} bits"

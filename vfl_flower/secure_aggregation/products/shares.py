@@ -1,4 +1,4 @@
-"""Additive shares modulo 2^k, and the randomness that a dealer gives for them.
+"""Additive shares modulo 2^k, and the dealer's randomness for them.
 
 Two parties compute, numbers 0 and 1. A matrix X is shared where party j has [X]_j and
 X = [X]_0 + [X]_1 modulo 2^k: each share alone is uniform. A dealer, who sees none of
@@ -12,11 +12,11 @@ two values. A message of a dealer carries a tag under its seed, so that one that
 meant for another use, was cut or was changed on its way is refused. The tag is no
 protection against the dealer, who knows the seed.
 
-All this holds back what it shall while nobody colludes: the dealer and either of the
-two computing parties together read what is shared, and so do the two parties. Nothing
-is sent to a dealer. But a dealer that deals what does not fit together makes results
-wrong by what it knows, and what is later told of them may say something of what was
-shared. For products, and for the seeds of their masks, a check finds that
+All this is secure while nobody colludes: the dealer and either computing party together
+can read the shared values, and so can the two computing parties. Nothing is sent to a
+dealer. But a dealer that sends inconsistent randomness adds an error that it knows to
+the results, and values derived from these may then reveal something about the shared
+data. For products, and for the seeds of their masks, a check detects this
 (:mod:`vfl_flower.secure_aggregation.products.triples`). For cosines and the seeds of
 angles there is none.
 """
@@ -40,18 +40,18 @@ from vfl_flower.typing import Array
 SEED_BYTES = 32
 
 BLOCK_ROWS = 1024
-"""Rows of a block: each has a stream of its own, so that a party can begin anywhere."""
+"""Rows of a block: each block has a separate stream, so a party can start at any."""
 
 NOTHING = np.empty(0, "u1")
-"""The correction of whoever gets a seed alone."""
+"""The correction of a party that gets only a seed."""
 
 
 @dataclass(frozen=True)
 class Deal:
-    """What one piece of dealt randomness is for; the same at all who use it.
+    """The use of one piece of the dealer's randomness; the same at all its users.
 
     **Contract of the caller**: never use one again for other data. Two openings under
-    one mask give away the difference of what they hide. The same data may be opened
+    one mask reveal the difference of the hidden values. The same data may be opened
     again (a retry): the message is then the same, bit for bit.
 
     Raises ValueError if a size in `shape` is not positive, or the columns of `owners`
@@ -78,7 +78,7 @@ class Deal:
         """Check the settings."""
         if self.owners and (min(self.owners) < 0 or sum(self.owners) != self.shape[1]):
             raise ValueError(
-                f"owners must have {self.shape[1]} columns in all, got {self.owners}"
+                f"owners must give {self.shape[1]} columns in all, got {self.owners}"
             )
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must have sizes of at least 1, got {self.shape}")
@@ -89,7 +89,7 @@ class Deal:
         return self.shape[0]
 
     def parts(self, name: str) -> list[bytes]:
-        """Return what every key of this use is derived from, besides a seed."""
+        """Return the context that, with a seed, determines every key of this use."""
         numbers = (self.half, self.bits, len(self.shape), *self.shape, *self.owners)
         return [
             labels.DEALT_RANDOMNESS,
@@ -127,7 +127,7 @@ class Deal:
 @shapes_only
 @dataclass(frozen=True)
 class Dealt:
-    """What a dealer sends to one party for one use."""
+    """A dealer's message to one party for one use."""
 
     seed: bytes
     """The party's seed, 32 bytes. Whoever reads it can remove the party's masks."""
@@ -146,7 +146,7 @@ class Dealt:
         correction: Array = NOTHING,
         name: str = "",
     ) -> Dealt:
-        """Make the message; `name` tells several of one use apart."""
+        """Make the message; `name` distinguishes several messages of one use."""
         return cls(seed, correction, _tag(deal, receiver, seed, correction, name))
 
     def pack(self) -> Array:
@@ -156,12 +156,12 @@ class Dealt:
 
     @classmethod
     def unpack(cls, data: Array) -> Dealt:
-        """Return what :meth:`pack` has packed; :meth:`check` says whether it is."""
+        """Return the message that :meth:`pack` packed; :meth:`check` verifies it."""
         seed, tag = data[:SEED_BYTES].tobytes(), data[SEED_BYTES : 2 * SEED_BYTES]
         return cls(seed, np.ascontiguousarray(data[2 * SEED_BYTES :]), tag.tobytes())
 
     def check(self, deal: Deal, receiver: int, length: int = 0, name: str = "") -> None:
-        """Raise ValueError unless this was dealt to the receiver for this use, intact.
+        """Raise ValueError unless this message is intact and for this receiver and use.
 
         `length` counts the bytes of the correction, and `name` is that of :meth:`of`.
         """
@@ -175,28 +175,28 @@ class Dealt:
         tag = _tag(deal, receiver, self.seed, self.correction, name)
         if not hmac.compare_digest(tag, self.tag):
             raise ValueError(
-                f"what was dealt to party {receiver} for {deal.action}, round "
-                f"{deal.round}, half {deal.half}, must be of this use and unchanged, "
-                "got another tag"
+                f"the dealer's message to party {receiver} for {deal.action}, round "
+                f"{deal.round}, half {deal.half}, must be meant for this use and "
+                "unaltered, but its tag is wrong"
             )
 
 
 class Portion:
-    """Reads what one party was dealt, message by message."""
+    """Reads the dealer's messages to one party, one by one."""
 
     def __init__(self, data: Array) -> None:
         self._left = data
 
     def take(self, more: int = 0) -> Dealt:
-        """Return the next message, whose correction has so many bytes."""
+        """Return the next message, with a correction of `length` bytes."""
         part, self._left = np.split(self._left, [2 * SEED_BYTES + more])
         return Dealt.unpack(part)
 
     def end(self) -> None:
-        """Raise ``ValueError`` if there is more."""
+        """Raise ``ValueError`` if there are more bytes."""
         if len(self._left):
             raise ValueError(
-                f"what was dealt must end there, got {len(self._left)} bytes more"
+                f"the dealer's messages are {len(self._left)} bytes too long"
             )
 
 
@@ -213,9 +213,9 @@ class Elements:
         return unpack(self._data[start : self._place], bits, shape)
 
     def end(self) -> None:
-        """Raise ``ValueError`` if there is more."""
+        """Raise ``ValueError`` if there are more bytes."""
         if self._place != len(self._data):
-            raise ValueError("openings must end there, got more bytes")
+            raise ValueError("openings have too many bytes")
 
 
 def width_of(bits: int) -> int:

@@ -1,4 +1,4 @@
-"""Products of shared matrices with correlated randomness that a dealer gives.
+"""Products of shared matrices with a dealer's correlated randomness.
 
 A product of shared numbers takes one triple (D. Beaver, "Efficient multiparty protocols
 using circuit randomization", CRYPTO 1991), of matrices as well (P. Mohassel and
@@ -23,7 +23,7 @@ of b, both have shares of c = A b. Party 1 sends [F]_1 - A and party 0 sends d =
 
     [F w]_0 = ([F]_0 + [F]_1 - A) w + [c]_0,    [F w]_1 = A d + [c]_1.
 
-**A dealer that deals another C or c** would change the result. Some columns (rows) of A
+**A dealer that sends a wrong C or c** would change the result. Some columns (rows) of A
 are never used but for a check: with V = (V'; I), V' random and unknown to the dealer,
 the parties open U = (A_0 - A_1) V, which these columns make uniform, and compare
 C V with (A_0 - A_1)^T U on shares. A column of V' tells a wrong C from the right one
@@ -32,7 +32,7 @@ uniform v has probability 1/2 at most; this is why one random factor, which is e
 a field, is not enough here (R. Cramer, I. Damgard, D. Escudero, P. Scholl, C. Xing,
 "SPDZ2k", CRYPTO 2018, make the ring wider instead).
 
-**A dealer that gives an owner another seed** than that of its columns of A_0 or A_1
+**A dealer that gives an owner a seed other than** that of its columns of A_0 or A_1
 would turn its columns of F into F + Delta, with a Delta that the dealer knows. So the
 owner sends a digest of each seed (:func:`seed_digest`) with its columns, and a party
 that has A_0 or A_1 compares it with its own (:func:`owner_digest`) before it
@@ -65,7 +65,7 @@ from vfl_flower.secure_aggregation.products.shares import (
 from vfl_flower.typing import Array
 
 OWNER = "owner"
-"""Tells what an owner of columns is dealt from what a computing party is."""
+"""Distinguishes the dealer's message to an owner from that to a computing party."""
 
 SACRIFICED = 40
 """Columns (rows) that a check takes: a wrong triple passes with probability 2^-40."""
@@ -91,7 +91,7 @@ def symmetric(triangle: Array, columns: int) -> Array:
 
 
 def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
-    """Return what the dealer sends to parties 0 and 1 for one Gram matrix.
+    """Return the dealer's messages to parties 0 and 1 for one Gram matrix.
 
     Party 0 gets its seed, party 1 its seed and its share of C.
     """
@@ -107,13 +107,13 @@ def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
 
 
 def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
-    """Return what the dealer sends to the owner of some columns of F."""
+    """Return the dealer's message to the owner of some columns of F."""
     first, second = (_owner_seed(deal, deal.seed(root, j), owner) for j in (0, 1))
     return Dealt.of(deal, owner, first, np.frombuffer(second, "u1"), OWNER)
 
 
 def seed_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
-    """Return what ties an owner's seed of a mask to one use, and hides it: 32 bytes."""
+    """Return a digest, 32 bytes, of an owner's seed of a mask and its use."""
     return derive_key(seed, [*deal.parts("digest"), str(owner).encode()])
 
 
@@ -130,7 +130,7 @@ def hide_columns(
     The owner knows its own columns of F, and gets the seeds of those of A_0 and A_1: so
     it opens them in one message, and need not share them first. They come in whole
     blocks of rows, from block `first` on. The result is uniform to whoever knows one of
-    A_0 and A_1 only. Raises ValueError if what was dealt does not fit.
+    A_0 and A_1 only. Raises ValueError if the dealer's message does not fit.
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
     return _hidden(deal, [dealt.seed, dealt.correction.tobytes()], columns, first)
@@ -165,11 +165,11 @@ class _Triple:
 
 
 class GramTriple(_Triple):
-    """One party's part in one Gram matrix under shares.
+    """One party's role in computing one Gram matrix under shares.
 
     Open each block (:meth:`opening`), add the openings of both, add each block of their
     sum (:meth:`add`), and send or open the result (:meth:`share`, :func:`open_gram`).
-    Raises ValueError if what was dealt is of another use, short or changed.
+    Raises ValueError if the dealer's message is for a different use or altered.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
@@ -184,9 +184,9 @@ class GramTriple(_Triple):
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
 
     def add_all(self, owners: Sequence[Elements], joint: Sequence[Elements]) -> None:
-        """Add what all owners have opened, and both computing parties of joint columns.
+        """Add the openings of all owners, and both computing parties' of joint columns.
 
-        Raises ValueError if there is too little or too much of any.
+        Raises ValueError if any of them is too short or too long.
         """
         bits, widths = self.deal.bits, self.deal.owners
         for block, rows in enumerate(self.deal.blocks()):
@@ -246,7 +246,7 @@ class GramTriple(_Triple):
 
 
 def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
-    """Return what the dealer sends to the owner of some columns of F for F w."""
+    """Return the dealer's message to the owner of some columns of F for F w."""
     seed = _owner_seed(deal, deal.seed(root, 1), owner)
     return Dealt.of(deal, owner, seed, name=OWNER)
 
@@ -255,7 +255,7 @@ def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
     """Return F - A in the columns of an owner, who sends them to party 0.
 
     It is uniform to whoever lacks the seed of A, which party 1 and the owner have.
-    Raises ValueError if what was dealt is of another use, short or changed.
+    Raises ValueError if the dealer's message is for a different use or altered.
     """
     dealt.check(deal, owner, name=OWNER)
     return _hidden(deal, [dealt.seed], columns)
@@ -269,12 +269,12 @@ def open_gram(first: Array, second: Array, deal: Deal) -> Array:
     """
     doubled = reduce(first + second, deal.bits + 1)
     if (doubled & np.uint64(1)).any():
-        raise ValueError("shares must be of the same openings, got odd sums")
+        raise ValueError("shares must come from the same openings, got odd sums")
     return symmetric(doubled >> np.uint64(1), deal.shape[1])
 
 
 def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
-    """Return what the dealer sends to parties 0 and 1 for one product F w.
+    """Return the dealer's messages to parties 0 and 1 for one product F w.
 
     Party 0 gets its seed, party 1 its seed and its share of c. The shape of `deal` is
     (rows, columns, outputs).
@@ -291,12 +291,12 @@ def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
 
 
 class PredictionTriple(_Triple):
-    """One party's part in one product F w, where party 0 knows w.
+    """One party's role in computing one product F w, where party 0 knows w.
 
     Party 0 sends :meth:`hidden_weights`, party 1 the :meth:`opening` of each block;
     then both have their share of each block (:meth:`share_of_weights`,
-    :meth:`share_of_mask`). Whoever may read F w adds the two. Raises ValueError if what
-    was dealt is of another use, short or changed.
+    :meth:`share_of_mask`). The party that may read F w adds the two. Raises ValueError
+    if the dealer's message is for a different use or altered.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
@@ -357,7 +357,7 @@ class PredictionTriple(_Triple):
 
 
 def _gram_mask(deal: Deal, seed: bytes, block: int) -> Array:
-    """Return a block of A_j with the columns that are sacrificed, on the right."""
+    """Return a block of A_j with the sacrificed columns on the right."""
     return _matrix(deal, seed, block, SACRIFICED)
 
 
@@ -369,7 +369,7 @@ def _owner_seed(deal: Deal, seed: bytes, owner: int) -> bytes:
 def _matrix(
     deal: Deal, seed: bytes, block: int, more: int = 0, owner: int | None = None
 ) -> Array:
-    """Return a block of random numbers: all columns and more, or those of an owner."""
+    """Return a block of random numbers: of all columns and more, or of an owner."""
     rows = list(deal.blocks())[block]
     count = rows.stop - rows.start
     if not deal.owners:
@@ -386,7 +386,7 @@ def _matrix(
 def _hidden(
     deal: Deal, seeds: Sequence[bytes], columns: Array, first: int = 0
 ) -> Array:
-    """Return the columns of an owner minus its random ones, from block `first` on."""
+    """Return the columns of an owner minus their masks, from block `first` on."""
     opened = np.empty_like(columns)
     for start in range(0, len(columns), BLOCK_ROWS):
         part = columns[start : start + BLOCK_ROWS]
