@@ -460,8 +460,8 @@ def part(array: Any) -> Any:
         (seals(SEAL, SEAL), "'part.1'"),
         (seals("pad sealing part 1 none 0x1p+10 0"), "group must be one of"),
         (seals("pad sealing part 1 ring 0x0p+0 0"), "bound must be"),
-        (seals("relay sealing part 1 ring 0x1p+10 0"), "altered on its way"),
-        (seals("secret sealing part 1 - - 0"), "altered on its way"),
+        (seals("relay sealing part 1 ring 0x1p+10 0"), "altered in transit"),
+        (seals("secret sealing part 1 - - 0"), "altered in transit"),
         (seals("relay sealing part 1 ring 0x1p+10 3"), "below 3, got 3"),
         (seals("relay sealing part 1 ring 0x1p+10 1"), "party 1"),
         (lambda values, frame: frame.pop("sealed.part"), r"malformed: 'part\.0'"),
@@ -784,7 +784,7 @@ def test_a_secret_that_was_changed_on_its_way_is_refused(change, clock, caplog):
     parties = greet()
     _, other, mine = told(parties)
     wrong = replace(mine, **change(mine, other))
-    with pytest.raises(PartyFailed, match="was altered on its way") as caught:
+    with pytest.raises(PartyFailed, match="was altered in transit") as caught:
         hear(parties, [None, None, wrong])
     assert caught.value.party == "party-2"
     assert SECRET_BYTES[:10].decode() not in caplog.text
@@ -794,7 +794,7 @@ def test_a_secret_is_no_sum_and_a_sum_is_no_secret(clock):
     parties = greet()
     mine = told(parties)[2]
     seal = replace(mine.seals[0], kind="relay", group="ring", bound=1.0)
-    with pytest.raises(PartyFailed, match="altered on its way, or is of another step"):
+    with pytest.raises(PartyFailed, match="altered in transit, or belongs to a"):
         hear(parties, [None, None, replace(mine, seals=(seal,))])
     parties = greet()
     mine = told(parties)[2]
@@ -825,5 +825,5 @@ def test_the_server_cannot_open_a_secret(clock, monkeypatch):
         forged = [*keys[:place], public_key(private), *keys[place + 1 :]]
         server = Relay(private, forged, place, frame["session"])
         for sender in range(3):
-            with pytest.raises(ValueError, match="was altered on its way"):
+            with pytest.raises(ValueError, match="was altered in transit"):
                 by_party(server, sender, *message)

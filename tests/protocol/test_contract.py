@@ -390,5 +390,5 @@ def takes_one_further_inside(party: Party, first: Inner, second: Outer) -> Reply
 )
 def test_a_seal_must_tell_fields_of_structures_apart(function):
     """It has the last part of a name: the server could exchange two values."""
-    with pytest.raises(TypeError, match="must be of a request, and of distinct names"):
+    with pytest.raises(TypeError, match="belong to a request and have distinct names"):
         Contract.of(function)

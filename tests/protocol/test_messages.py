@@ -142,7 +142,7 @@ HEADER = b"\x93NUMPY\x01\x00\x05\x00{'a'}"
 @pytest.mark.parametrize("kind", ["numpy.ndarray", "tensor"])
 def test_what_is_no_array_is_noticed(data, kind):
     content = message_with(FlowerArray("float64", (3,), kind, data))
-    with pytest.raises(CorruptMessage, match="'x' is no array"):
+    with pytest.raises(CorruptMessage, match="'x' is not a NumPy array"):
         unpack(travel(content))
 
 
@@ -151,7 +151,7 @@ def test_an_array_of_another_shape_than_its_record_says_is_noticed(shape):
     """The ledger counted 4.6e18 numbers for the last one."""
     sent = message()["arrays"]["x"]
     content = message_with(FlowerArray(sent.dtype, shape, sent.stype, sent.data))
-    with pytest.raises(CorruptMessage, match="'x' has another shape"):
+    with pytest.raises(CorruptMessage, match="'x' must have the shape that its record"):
         unpack(bundle(travel(content)))
 
 

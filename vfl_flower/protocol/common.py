@@ -1,4 +1,4 @@
-"""What all parties of a step are asked alike, so that their masks cancel only then.
+"""The common inputs of a step: masks cancel only if all parties get the same.
 
 A server that could ask parties different things in one step could make the addends of
 all but one of them known in advance, and so read the remaining addend in the "sum".
@@ -48,7 +48,7 @@ def common_digest(
     frame: Frame,
     public_keys: list[bytes],
 ) -> bytes:
-    """Return the digest, 32 bytes, of what all parties of a step must receive alike.
+    """Return the digest, 32 bytes, of the inputs that all parties of a step must share.
 
     `values` are the inputs by flat names, and `digests` those of the arrays among them.
     Raises PartyError if this party's inputs are not those announced to all parties.
@@ -63,7 +63,7 @@ def common_digest(
         place = frame.index * DIGEST_BYTES
         if own_digest(fields, values, salt) != blocks[place : place + DIGEST_BYTES]:
             raise PartyError(
-                "'blocks' must hold the digest of what this party is told in its place"
+                "'blocks' must hold the digest of this party's inputs in its place"
             )
         sha.update(blocks)
     for name, field, value in _declared(fields, values):
@@ -75,10 +75,10 @@ def common_digest(
 def _declared(
     fields: Fields, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, Field, Any]]:
-    """Yield what the server itself sends, in the order of the names.
+    """Yield the values that the server itself sends, in the order of the names.
 
-    Of a structure the field is that of the whole. What is sealed is left out: of it a
-    message has the parts, ``name.0``, ``name.1``, ..
+    A structure's values have the field of the whole. Sealed values are left out: a
+    message has their parts, ``name.0``, ``name.1``, ..
     """
     for name in sorted(values):
         field = declared_as(fields, name.partition(".")[0])

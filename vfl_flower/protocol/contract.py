@@ -60,11 +60,11 @@ Sizes = dict[str, int]
 """Sizes of dimensions, and whole numbers of a request, by name."""
 
 MOST_DIGITS = 6
-"""Most digits of the number in ``name_0``, ``name_1``, .."""
+"""Maximum number of digits in ``name_0``, ``name_1``, .."""
 
 
 class ContractError(ValueError):
-    """A value is not what the contract of its step says; the text gives no value."""
+    """A value violates the contract of its step; the text never gives the value."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Many:
-    """At least `least` distinct rows, or half of all rows where these are fewer."""
+    """At least `least` distinct rows, or half of all rows if that is fewer."""
 
     least: int
 
@@ -100,12 +100,12 @@ Length = MinLen | MaxLen | Many
 class Leaves:
     """How a value of a reply leaves the party; without it, in the clear.
 
-    A parameter that is marked so must come from another party, encrypted.
+    A parameter with this mark must come encrypted from a party.
     """
 
     how: Literal["sum", "sealed", "secret", "next", "private"]
     least: float | str = 0.0
-    """Least bound of the sum, or the name of a size. With a smaller bound, the number
+    """Minimum bound of the sum, or the name of a size. With a smaller bound, the number
     of clipped values would reveal how large single addends are."""
     named: bool = False
     """Whether ``name_k`` is for party k alone, in a sum that does not travel."""
@@ -116,21 +116,22 @@ IN_SUM = Leaves("sum")
 COUNTS = Leaves("sum", least="n_rows")
 """The same for counts of rows."""
 SEALED = Leaves("sealed")
-"""One party may learn the sum over all parties, and the server not even that."""
+"""One party may learn the sum over all parties; the server learns nothing."""
 SEALED_FOR = Leaves("sealed", named=True)
-"""The party of whose number the name is may learn the sum, and nobody else."""
+"""Only the party whose number is in the name may learn the sum."""
 SECRET = Leaves("secret")
 """For the other parties; the server passes it on and cannot read it."""
 NEXT = Leaves("next")
-"""For the next party of the ring; it takes only what the party before it has sent in
-the round trip before. The server passes it on and can neither read nor choose it."""
+"""For the next party of the ring; it accepts only bytes that the party before it sent
+in the previous round trip. The server passes them on and can neither read nor choose
+them."""
 PRIVATE = Leaves("private")
 """Bytes for each party that gets any, itself included: ``name_k`` of a reply is for
 party k, and ``name_k`` of a request comes from party k. The server passes it on and can
 neither read it nor pass it off as that of another party. No two steps send such bytes
 under one name."""
 ENCRYPTED = (SECRET, NEXT, PRIVATE)
-"""How bytes leave that a party encrypts for others."""
+"""How bytes that a party encrypts for others leave it."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,9 @@ class Sending:
 
 
 OWN = Sending("own")
-"""An input that differs between parties: a party's block of what is common, say."""
+"""An input that differs between parties: a party's block of a common array, say."""
 ROUTE = Sending("route")
-"""Which of the arrays to send in this message: it changes no addend."""
+"""The arrays to send in this message: the choice changes no addend."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Field:
     leaves: Leaves | None = None
     sending: Sending | None = None
     required: bool = True
-    default: int | None = None  # of a whole number that is left out
+    default: int | None = None  # of an omitted whole number
 
 
 Fields = Mapping[str, Field]
@@ -167,7 +168,7 @@ Fields = Mapping[str, Field]
 
 
 def parse(annotation: Any) -> Field:
-    """Return the field that an annotation declares; raise TypeError for any other."""
+    """Return the field that an annotation declares; raise TypeError without one."""
     metadata: list[Any] = []
     required = True
     bare = annotation
@@ -205,7 +206,7 @@ def parse(annotation: Any) -> Field:
 
 
 def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, ...]]:
-    """Split the rules of an array into what it holds and the bounds of its length."""
+    """Split the rules of an array into its kind of numbers and bounds of its length."""
     array = next((rule for rule in rules if isinstance(rule, Reals | Whole)), None)
     lengths = tuple(rule for rule in rules if isinstance(rule, Length))
     for rule in rules:
@@ -225,10 +226,10 @@ def _is_plain(annotation: Any) -> bool:
 
 
 def _fields_of(declaration: Any) -> Fields:
-    """Return the fields of a dataclass or TypedDict; raise TypeError for another."""
+    """Return the fields of a dataclass or TypedDict; raise TypeError for the rest."""
     hints = get_type_hints(declaration, include_extras=True)
     if is_typeddict(declaration):
-        needed = declaration.__required_keys__  # knows ``total=False`` alone
+        needed = declaration.__required_keys__  # covers ``total=False`` alone
         return {n: _with_default(parse(h), None, n in needed) for n, h in hints.items()}
     declared = {}
     for f in dataclasses.fields(declaration):
@@ -237,7 +238,7 @@ def _fields_of(declaration: Any) -> Fields:
     return declared
 
 
-# Typed, since mypy takes no class of any kind for hashable.
+# Typed, since mypy does not treat arbitrary classes as hashable.
 fields_of: Callable[[Any], Fields] = cache(_fields_of)
 
 
@@ -247,7 +248,7 @@ def _with_default(declared: Field, default: object, needed: bool) -> Field:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as they travel: arrays and scalars under flat names.
+    """Return values as sent: arrays and scalars under flat names.
 
     None is left out, a dataclass becomes ``name.field`` and a dictionary ``name_k``.
     """
@@ -269,7 +270,7 @@ def _has_fields(value: object) -> bool:
 def structure(
     fields: Fields, values: Mapping[str, Any], sizes: Sizes | None = None
 ) -> dict[str, Any]:
-    """Return the values that flat ones stand for, each of its declared type.
+    """Return the values that flat values represent, each of its declared type.
 
     Adds the sizes of the values to `sizes`; None: they never left the machine and are
     not checked. Raises ContractError if a value is missing, undeclared, or not as
@@ -284,7 +285,7 @@ def structure(
         elif declared.required:
             raise ContractError(f"{name!r} is missing")
     if left:
-        raise ContractError(f"{min(left)[:60]!r} is not a value that it may hold")
+        raise ContractError(f"{min(left)[:60]!r} is not allowed here")
     return structured
 
 
@@ -295,7 +296,7 @@ def _numbers_first(fields: Fields) -> list[tuple[str, Field]]:
 
 
 def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None) -> Any:
-    """Take one value out of those that are left, or None."""
+    """Remove one of the remaining values and return it, or None."""
     kind: Any = declared.kind
     if kind is dict:
         arrays = {number: left.pop(key) for number, key in family(name, left)}
@@ -330,7 +331,7 @@ def family(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
     for key in names:
         head, _, number = key.rpartition("_")
         if head == name and number.isdecimal() and len(number) <= MOST_DIGITS:
-            # Not ``name_00``, which would be another name of the same array.
+            # Not ``name_00``, which would be a second name of the same array.
             members += [(int(number), key)] if str(int(number)) == number else []
     return sorted(members)
 
@@ -355,7 +356,7 @@ def restore(
 
 
 def _checked(name: str, declared: Field, value: object) -> Any:
-    """Return a value that is no array as its declared type: a float for the int 1."""
+    """Return a value, not an array, as its declared type: a float for the int 1."""
     try:
         return adapter(declared.annotation).validate_python(value)
     except ValidationError:
@@ -364,7 +365,7 @@ def _checked(name: str, declared: Field, value: object) -> Any:
 
 
 def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> None:
-    """Raise unless a value is the array that is declared; learn sizes from it."""
+    """Raise unless a value is the declared array; record sizes from it."""
     if not isinstance(array, np.ndarray):
         raise ContractError(f"{name!r} must be an array")
     rule = declared.array
@@ -385,8 +386,8 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
                 least, count = min(least, sizes["n_rows"] // 2), len(np.unique(array))
                 if count < max(least, len(array)):
                     raise ContractError(
-                        f"{name!r} must be at least {least} rows, each once, got "
-                        f"{len(array)} with {count} different ones"
+                        f"{name!r} must hold at least {least} rows, each once, got "
+                        f"{len(array)}, of which {count} are distinct"
                     )
     if not array.size:
         return
@@ -405,7 +406,7 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
 
 
 def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) -> None:
-    """Raise ContractError unless a shape is the declared one; learn sizes from it."""
+    """Raise ContractError unless a shape is as declared; record sizes from it."""
     words = shape.split()
     fits = len(words) == len(actual)
     for word, size in zip(words, actual, strict=False):
@@ -420,7 +421,7 @@ def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) ->
 
 
 def learn_sizes(fields: Fields, values: Mapping[str, Any], sizes: Sizes) -> None:
-    """Add the sizes of the values of a request, but of what is sealed for a party.
+    """Add the sizes of the values of a request, except those sealed for a party.
 
     Raises ContractError if two values disagree about a size.
     """
@@ -484,7 +485,7 @@ class Contract:
 
 
 def _check_structures(contract: Contract) -> None:
-    """Raise TypeError where a structure has fields that no seal can tell apart.
+    """Raise TypeError if a structure has fields that seals cannot distinguish.
 
     A seal has only the stem of a field's name: the server could exchange two values.
     """
@@ -493,8 +494,8 @@ def _check_structures(contract: Contract) -> None:
     sealed += [name for f in contract.request.values() for name in _sealed_fields(f)]
     if inner or len(set(map(stem, sealed))) < len(sealed):
         raise TypeError(
-            "encrypted fields of structures must be of a request, and of distinct "
-            f"names, got {', '.join(inner or sealed)}"
+            "encrypted fields of structures must belong to a request and have "
+            f"distinct names, got {', '.join(inner or sealed)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The one error whose text leaves a party, and the two of the server."""
+"""The only error whose text leaves a party, and the two errors of the server."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ class PartyFailed(FederationError):
         self.nodes = dict(nodes or {})
 
     def __reduce__(self) -> tuple[type[PartyFailed], tuple[Any, ...]]:
-        """Let another process have the error too, such as that of a pool."""
+        """Pickle the error, so that it reaches other processes, such as a pool's."""
         return type(self), (self.party, self.action, self.reason, self.nodes)

@@ -29,16 +29,16 @@ KEY_BYTES, SIGNATURE_BYTES = 32, 64  # bytes of a public key and of a signature
 MOST_CLIPPED = 2.0**40
 """Bound of a party's count of clipped values, which leaves it in a sum."""
 
-DIGEST_BYTES = 32  # bytes of a digest of what one party is told
+DIGEST_BYTES = 32  # bytes of a digest of one party's inputs
 
 
 @dataclass(frozen=True)
 class SumRequest:
-    """How the server wants one sum."""
+    """One sum that the server requests."""
 
     sum: Natural  # its number, above that of any earlier sum of this name
-    bound: float  # of an addend
-    group: str  # where to add
+    bound: float  # on an addend
+    group: str  # the group in which to add
     to: Place | None = None  # the party whose pad stays on the sum
     relay: Place | None = None
     """The party to which this one sends its partial sum, encrypted."""
@@ -64,31 +64,31 @@ class RunFrame:
     private_draws: bool  # whether the party adds a secret of its own to its streams
     masking: Literal["ring", "plain"]
     round: Natural  # the number of this round trip
-    previous: Count  # the number of the last one in which the party was asked
+    previous: Count  # the number of the party's last round trip
     parties: Annotated[int, Ge(1), Le(2**20)]  # their number
     index: Place  # the party's place among them
     peers: bytes | None = None  # public keys of all parties; in the first message
-    credentials: bytes | None = None  # what parties have signed, beside the keys
+    credentials: bytes | None = None  # signed by parties, beside the keys
     signed: bytes | None = None
-    """Signatures of all parties of the list of their keys; in the second message."""
+    """All parties' signatures of the list of their keys; in the second message."""
     model: str | None = None  # its id, if the run works with one
     columns: list[str] | None = None
-    """Digests of the names of the columns in the order that all parties take; in the
+    """Digests of the names of the columns in the common order of all parties; in the
     first message, if the order of a party differs."""
     blocks: bytes | None = None
     """For each party, the digest of the inputs that differ between parties."""
     salt: bytes | None = None  # of the digest of this party's inputs
     state_key: StateKey | None = None  # of the state that the party has on its disk
-    digest: bytes = b""  # of the message and of the step that is asked for
+    digest: bytes = b""  # of the message and of the requested step
 
 
 @shapes_only
 @dataclass(frozen=True)
 class Frame(RunFrame):
-    """What a party learns from a message of its run and of hidden values."""
+    """The frame of a message of a run, with its sums and hidden values."""
 
     sums: dict[str, SumRequest] = field(default_factory=dict)
-    """The sums that the server wants of values of the reply, by their names."""
+    """The sums of values of the reply that the server requests, by their names."""
     sealed: dict[str, list[Seal]] = field(default_factory=dict)
     """How to open values of the request, by their names; at least one seal each."""
 

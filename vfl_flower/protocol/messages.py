@@ -16,23 +16,23 @@ from vfl_flower.protocol.normal import plain_number
 from vfl_flower.typing import Values
 
 FRAME = "frame"
-"""Record of what the frame itself sends: round, seed, digest and the like."""
+"""Record of the frame's own values: round, seed, digest and the like."""
 
 RECORDS = {"arrays": ArrayRecord, "settings": ConfigRecord, FRAME: ConfigRecord}
 """Records of a message and their types."""
 
-BUNDLE = "bundle"  # record, and key in it, of a message that travels as one
-MOST_BUNDLED = 64 * 1024  # most bytes of arrays in a message that travels as one record
+BUNDLE = "bundle"  # record, and key in it, of a message sent as one record
+MOST_BUNDLED = 64 * 1024  # maximum bytes of arrays in a message sent as one record
 
 # Error codes of replies.
 REFUSED = 1001  # the party refuses, with its reason
-FAILED = 1002  # the step raised what it should not; see the party's log
+FAILED = 1002  # the step failed unexpectedly; see the party's log
 DAMAGED = 1003  # the message arrived damaged and may be sent again
-MALFORMED = 1004  # the message is whole, and not what its step declares
+MALFORMED = 1004  # the message is undamaged, but violates the contract of its step
 
 
 class CorruptMessage(ValueError):
-    """The content of a message does not match the digest it came with."""
+    """The content of a message does not match its digest."""
 
 
 def pack(values: Values, frame: Values | None = None) -> RecordDict:
@@ -51,7 +51,7 @@ def to_records(values: Values) -> RecordDict:
     # One by one: a record that is made of a dictionary copies each of its arrays.
     for name, value in values.items():
         if isinstance(value, np.ndarray):
-            flat = np.ascontiguousarray(value)  # which has no array of 0 dimensions
+            flat = np.ascontiguousarray(value)  # it gives no array of 0 dimensions
             arrays[name] = FlowerArray(flat.reshape(value.shape))
         else:
             settings[name] = plain_number(value)
@@ -66,10 +66,10 @@ def address(content: RecordDict, frame: Values, values: bytes) -> None:
 
 
 def bundle(content: RecordDict) -> RecordDict:
-    """Return what travels: a small message as one record, a large one as it is.
+    """Return the content to send: a small message as one record, a large one unchanged.
 
-    Flower sends each record and array by calls of their own, which cost a SuperLink
-    more than the bytes of a small message.
+    Flower sends each record and array by separate calls, which cost a SuperLink more
+    than the bytes of a small message.
     """
     if bytes_of_arrays(content) > MOST_BUNDLED:
         return content
@@ -79,7 +79,7 @@ def bundle(content: RecordDict) -> RecordDict:
 
 
 def unbundle(content: RecordDict) -> RecordDict:
-    """Return the records of a message that has travelled, or raise CorruptMessage."""
+    """Return the records of a received message; raise CorruptMessage if damaged."""
     bundled = _records(content).get(BUNDLE)
     if bundled is None:
         return content
@@ -97,7 +97,7 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
 def unpack_whole(
     content: RecordDict,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
-    """Return the same, and the SHA-256 of each array as it travels."""
+    """Return values and settings, and the SHA-256 of each array as received."""
     content = unbundle(content)
     records = _records(content)
     for name, kind in RECORDS.items():
@@ -106,16 +106,16 @@ def unpack_whole(
     frame: dict[str, Any] = dict(records[FRAME])
     arrays = _array_digests(content)
     if frame.get("digest") != _digest(frame, _values_digest(content, arrays)):
-        raise CorruptMessage("the message was damaged on its way")
+        raise CorruptMessage("the message was damaged in transit")
     values: dict[str, Any] = dict(records["settings"])
     for name, array in records["arrays"].items():
         try:
             values[name] = array.numpy()
             fits = values[name].shape == tuple(array.shape)
-        except Exception:  # NumPy raises many kinds on bytes that are no array
-            raise CorruptMessage(f"{name!r} is no array of NumPy") from None
-        if not fits:  # the ledger counts numbers by it
-            raise CorruptMessage(f"{name!r} has another shape than its record says")
+        except Exception:  # NumPy raises many kinds on bytes that are not an array
+            raise CorruptMessage(f"{name!r} is not a NumPy array") from None
+        if not fits:  # the ledger counts numbers by this shape
+            raise CorruptMessage(f"{name!r} must have the shape that its record gives")
     return values, frame, arrays
 
 
@@ -139,20 +139,20 @@ def _values_digest(content: RecordDict, arrays: Mapping[str, bytes]) -> bytes:
 
 
 def _digest(frame: Mapping[str, Any], values: bytes) -> bytes:
-    """Return the SHA-256 of a whole message but the digest itself."""
+    """Return the SHA-256 of a whole message except the digest itself."""
     items = sorted((k, v) for k, v in frame.items() if k != "digest")
     return hashlib.sha256(repr(items).encode() + values).digest()
 
 
 def _records(content: RecordDict) -> Mapping[str, Any]:
-    """Return the records as they are: Flower's views by kind copy all of them."""
+    """Return the records themselves: Flower's views by kind copy all of them."""
     return content
 
 
 def n_bytes(content: RecordDict) -> int:
     """Return the bytes of a message as Flower serialises it.
 
-    Those of arrays follow from their lengths: serialising copies them three times.
+    Array bytes are computed from lengths: serialising copies the arrays three times.
     """
     total = 0
     for name, record in _records(content).items():
@@ -173,7 +173,7 @@ def _array_size(array: FlowerArray) -> int:
 
 
 def _field(size: int) -> int:
-    """Return the bytes of a field of so many in Protocol Buffers: tag, length, data."""
+    """Return the size of a field in Protocol Buffers: tag, length, data."""
     return 1 + max(1, -(-size.bit_length() // 7)) + size
 
 

@@ -1,7 +1,7 @@
-"""Names and other texts from outside, as a log or a terminal may show them.
+"""Names and other external texts, made safe for a log or a terminal.
 
 A line break in a text forges a line of a log, and an escape code can hide one. So names
-are printable by contract, and the package's log escapes whatever else it is given.
+are printable by contract, and the package's log escapes all other texts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Annotated
 
 from annotated_types import MaxLen, Predicate
 
-MOST_OF_NAME = 100  # most characters in the name of a party
+MOST_OF_NAME = 100  # maximum length of a party's name, in characters
 
 Name = Annotated[str, MaxLen(MOST_OF_NAME), Predicate(str.isprintable)]
-"""The name of a party in a message; "" where it has none."""
+"""The name of a party in a message; "" if it has none."""
 
 MOST_OF_TEXT = 200
-"""Most characters in the name of a column, or another short text of a message."""
+"""Maximum length of a column's name or another short text of a message."""
 
 Text = Annotated[str, MaxLen(MOST_OF_TEXT), Predicate(str.isprintable)]
 """A short text in a message."""
@@ -33,9 +33,9 @@ def is_name(name: object) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
-    """Return a hint at what was meant by an unknown name, for the end of an error.
+    """Return a suggestion for an unknown name, to append to an error.
 
-    In a section of the known names, it is another name of that section.
+    For a name in a section of the known names, it suggests a name of that section.
 
     >>> did_you_mean("Sise", ["seed", "size"])
     "; did you mean 'size'?"
@@ -64,7 +64,7 @@ def printable(text: object) -> str:
 
 
 def escape_record(record: logging.LogRecord) -> bool:
-    """Escape what a record says; a stack is indented, so that it forges no line."""
+    """Escape the text of a record; indent a stack, so that it forges no line."""
     record.msg, record.args = printable(record.getMessage()), ()
     if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
         stack = "".join(traceback.format_exception(*record.exc_info))

@@ -1,4 +1,4 @@
-"""Texts, ids and numbers in one form, whatever a program has them in."""
+"""Texts, ids and numbers in one form, independent of the program that wrote them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 NO_IDS = ("", "nan", "na", "n/a", "<na>", "nat", "none", "null")
-"""Texts, in lower case, that a missing id becomes where programs write it."""
+"""Texts, in lower case, that programs write for a missing id."""
 
 LEAST_SIZE, MOST_SIZE = 1e-150, 1e140
-"""Sizes that the largest number of a column may have: sums of its squares are numbers
-that are neither 0 nor infinite."""
+"""Bounds on the largest absolute value of a column: sums of its squares are neither 0
+nor infinite."""
 
 
 def plain_number(value: Any) -> Any:
@@ -23,7 +23,7 @@ def plain_number(value: Any) -> Any:
 
 
 def normal_text(value: object) -> str:
-    """Return a text as all parties write it: form NFKC, without blanks at its ends."""
+    """Return a text in the common form: NFKC, without blanks at its ends."""
     return unicodedata.normalize("NFKC", str(value)).strip()
 
 
@@ -32,31 +32,31 @@ def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
     values = values.tolist() if isinstance(values, np.ndarray) else list(values)
     texts = [normal_text(value) for value in values]
     if missing := sum(text.casefold() in NO_IDS for text in texts):
-        return [], f"must not be empty or missing, {missing} are"
+        return [], f"must not be empty or missing, but {missing} are"
     wrong = sum(
         isinstance(v, bool | np.bool_) or not isinstance(v, Integral | str)
         for v in values
     )
     if wrong:
-        return [], f"must be integers or text, {wrong} are neither"
+        return [], f"must be integers or text, but {wrong} are neither"
     if broken := sum(not text.isascii() and is_broken(text) for text in texts):
-        return [], f"must be text of Unicode, {broken} have half of a pair"
+        return [], f"must be valid Unicode text, but {broken} have a lone surrogate"
     return [text.encode() for text in texts], ""
 
 
 def is_broken(text: str) -> bool:
-    """Return whether a text has half of a pair, which UTF-8 cannot encode."""
+    """Return whether a text has a lone surrogate, which UTF-8 cannot encode."""
     return any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def size_fault(largest: Any) -> str:
-    """Return why the largest absolute values of columns do not do, or ""."""
+    """Return why the largest absolute values of columns are invalid, or ""."""
     largest = np.atleast_1d(np.asarray(largest, dtype=np.float64))
     if (largest > MOST_SIZE).any():
-        return f"must have no value above {MOST_SIZE:g}, whose square is too large"
+        return f"must have no value above {MOST_SIZE:g}: its square is too large"
     if ((largest > 0) & (largest < LEAST_SIZE)).any():
         return (
-            f"must not have values below {LEAST_SIZE:g} alone, whose squares are too "
+            f"must not have only values below {LEAST_SIZE:g}: their squares are too "
             "small: scale them"
         )
     return ""

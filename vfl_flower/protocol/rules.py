@@ -24,7 +24,7 @@ _PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "text"}
 
 @cache
 def adapter(annotation: Any) -> TypeAdapter[Any]:
-    """Return what checks a value against an annotation."""
+    """Return the checker of values for an annotation."""
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
     return TypeAdapter(annotation, config=config)
 

@@ -1,4 +1,4 @@
-"""Seals: what a party needs to know to open a value that the server cannot read."""
+"""Seals: the facts that a party needs to open a value that the server cannot read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Seal:
     """How one hidden value was made, so that its receiver can open it."""
 
     kind: SealKind
-    """``"pad"``: a sum at the server, on which the receiver's own pad is left.
+    """``"pad"``: a sum at the server, which still carries the receiver's own pad.
     ``"relay"``: a partial sum, which `sender` has encrypted for the receiver.
     ``"secret"``: bytes, which `sender` has encrypted for the receiver."""
     action: str  # the step that made it
-    name: str  # what the step's reply calls it
+    name: str  # its name in the step's reply
     round: int  # the round trip of that step
     sender: int = 0  # the place of the party; of a pad 0
-    group: str = "-"  # where the sum is added; of a secret "-"
+    group: str = "-"  # the group of the sum; of a secret "-"
     bound: float | None = None  # of an addend; of a secret None
 
     def pack(self) -> str:
@@ -44,15 +44,15 @@ class Seal:
             limit = None if bound == "-" else float.fromhex(bound)
             seal = cls(cast(SealKind, kind), action, name, *places, group, limit)
         except (ValueError, OverflowError):
-            raise ValueError("a seal cannot be read") from None
+            raise ValueError("a seal is malformed") from None
         fits = kind in get_args(SealKind) and seal.round >= 0 and seal.sender >= 0
         bounded = seal.bound is not None and math.isfinite(seal.bound)
         if not fits or bounded != (kind != "secret"):
-            raise ValueError("a seal cannot be read")
+            raise ValueError("a seal is malformed")
         return seal
 
     def is_of(self, name: str) -> bool:
-        """Return whether it is of a name: of `x.angles_2`, say, if it is `angles`."""
+        """Return whether it belongs to a name: `angles` to `x.angles_2`, say."""
         return stem(self.name) == stem(name.rpartition(".")[2])
 
 
@@ -63,10 +63,10 @@ class Sealed:
 
     to: int  # the party that can open it
     parts: tuple[Array, ...]  # they add up to the value when they are opened
-    seals: tuple[Seal, ...]  # what the party needs to know to open each
+    seals: tuple[Seal, ...]  # the facts that the party needs to open each
 
     def __add__(self, other: Sealed) -> Sealed:
-        """Return the sum of both, for the same party."""
+        """Return the sum of two values for the same party."""
         return Sealed(self.to, self.parts + other.parts, self.seals + other.seals)
 
 

@@ -68,12 +68,12 @@ class Setting:
 
     name: str  # of the constructor's argument
     default: Any  # ``...`` if it has none
-    rule: str  # what it must be: "a number above 0 or 'median'"
-    choices: tuple[str, ...]  # the only words that it may be, if any
-    kinds: tuple[type, ...]  # of bool, int, float and str: what a run config may give
+    rule: str  # the rule for its value: "a number above 0 or 'median'"
+    choices: tuple[str, ...]  # the only words allowed, if any
+    kinds: tuple[type, ...]  # its types in a run config, of bool, int, float and str
     in_run_config: bool | int | float | str | None
     """The default in the run config; None: it has no key there."""
-    folder: str  # in ``output-dir``, for which an empty value stands, if any
+    folder: str  # the folder in ``output-dir`` that an empty value means, if any
     strategy: type
 
     @property
@@ -83,13 +83,13 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """What it means: the docstring below it in the class that declares it."""
+        """Its meaning: the docstring below it in the class that declares it."""
         texts = (_docstrings(base).get(self.name, "") for base in self.strategy.__mro__)
         return " ".join(next(filter(None, texts), "").split())
 
     @property
     def meaning(self) -> str:
-        """Its text, behind its choices where the text does not quote them all."""
+        """Its text, after its choices if the text does not quote them all."""
         if len(self.choices) < 2 or all(f'"{c}"' in self.text for c in self.choices):
             return self.text
         return f"{', '.join(self.choices)}. {self.text}"
@@ -101,7 +101,7 @@ def settings(cls: type[T]) -> type[T]:
 
     The constructor raises ``ValueError`` with one sentence that names the argument, the
     rule and the value, and ``TypeError`` for an argument that it does not have.
-    What ``__post_init__`` raises is left as it is.
+    Errors of ``__post_init__`` are raised unchanged.
     """
     made: Any = dataclass(eq=False)(cls)
     unchecked = made.__init__
@@ -127,7 +127,7 @@ def _checked(strategy: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(ValidationError):
             checked[name] = adapter(hint).validate_python(value)
             continue
-        # Outside of the handler: the error of pydantic has all that was given.
+        # Outside the handler: pydantic's error contains all values given.
         raise ValueError(f"{name} must be {describe(hint)}, got {repr(value)[:200]}")
     return checked
 
@@ -179,7 +179,7 @@ def values_of(strategy: Any) -> dict[str, Any]:
 
 
 def check_unused(strategy: Any, names: Sequence[str], where: str) -> None:
-    """Raise ValueError where settings `names` were changed that `where` ignores."""
+    """Raise ValueError if settings `names` that `where` ignores were changed."""
     defaults = {s.name: s.default for s in settings_of(strategy.__class__)}
     for name in names:
         if (value := getattr(strategy, name)) != defaults[name]:
@@ -188,7 +188,7 @@ def check_unused(strategy: Any, names: Sequence[str], where: str) -> None:
 
 
 def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
-    """Return the words of an annotation, and its types that a run config can have."""
+    """Return the words of an annotation, and the types that a run config can have."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _kinds(arguments[0])

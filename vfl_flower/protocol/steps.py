@@ -1,4 +1,4 @@
-"""Steps: what a party answers, declared once and asked for by name of the function.
+"""Steps: a party's answers, declared once and requested by function.
 
 A step is a plain function on a party. Its annotations are its contract
 (:mod:`vfl_flower.protocol.contract`), its action has the name of an algorithm, which
@@ -15,8 +15,8 @@ its module declares, and its own, and a strategy asks for it by the function:
 ... def column_total(party: Party, column: int) -> Total:
 ...     return {"total": party.X[:, column].sum(keepdims=True)}
 
-``parties.ask(column_total.summing(total=100.0), column=2)`` asks all parties. A
-parameter that the step does not have, or of another type, is an error of mypy there.
+``parties.ask(column_total.summing(total=100.0), column=2)`` asks all parties. In that
+call mypy reports a parameter that the step does not have, or one of the wrong type.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ Function = Callable[Concatenate[Any, P], R]  # of a party
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum over the parties that the server asks for."""
+    """A sum over the parties that the server requests."""
 
     bound: float = 1.0
     """The largest absolute value of a party's entries, rounded up to a power of two: it
     sets the resolution of the fixed point. It has no meaning on the circle."""
     group: str = ""
-    """Where to add; default: as the run masks."""
+    """The group in which to add; default: that of the run."""
     to: int | None = None
     """The only party that may open the sum; None: the server."""
 
     def __post_init__(self) -> None:
-        """Round the bound up to a power of two, as parties insist on."""
+        """Round the bound up to a power of two, as parties require."""
         if 0 < self.bound < math.inf:
             fraction, exponent = math.frexp(self.bound)
             power = exponent - 1 if fraction == 0.5 else exponent
@@ -64,16 +64,16 @@ class Sum:
 @shapes_only
 @dataclass(frozen=True)
 class Each:
-    """A value for each party; None: that party is not told."""
+    """A value for each party; None: that party gets none."""
 
     values: tuple[Any, ...]
 
 
 def each(values: Sequence[T | None]) -> T:
-    """Give each party a value of its own for one parameter of a step.
+    """Give each party a separate value for one parameter of a step.
 
     There is one value per party, in party order; None leaves the parameter out. To the
-    type checker the result is a value as the parameter takes it.
+    type checker the result has the type of the parameter.
     """
     return cast(T, Each(tuple(values)))
 
@@ -84,12 +84,12 @@ def each_of(parties: Sized, values: Mapping[int, T]) -> T:
 
 
 def opened(sealed: Sealed) -> Array:
-    """Give a party what only it can open, as the array that its step will get."""
+    """Give a party a value that only it can open, as the array that its step gets."""
     return cast(Array, sealed)
 
 
 class Question(Generic[P, R]):
-    """A step, and the sums asked for: one for each array that it gives under masks."""
+    """A step, and the requested sums: one for each array that it sends under masks."""
 
     def __init__(self, step: Step[P, R], sums: Mapping[str, Sum]) -> None:
         self.step, self.sums = step, sums
@@ -98,7 +98,7 @@ class Question(Generic[P, R]):
 class Step(Question[P, R]):
     """A function that a party runs when the server asks for it; see :func:`step_of`.
 
-    Messages call it `action`, and the parts of models that it makes or reads are of
+    Messages call it `action`, and the local models that it makes or reads belong to
     `algorithm`. The declarations below set `reveals`, `once`, `rows` and `why`.
     """
 
@@ -126,7 +126,7 @@ class Step(Question[P, R]):
         return _step_of, (self.function.__module__, self.action)
 
     def summing(self, **sums: float | Sum) -> Question[P, R]:
-        """Ask for the step with these sums over its replies.
+        """Request the step with these sums over its replies.
 
         Each is, by the name in the reply, a :class:`Sum`, or only its bound on the
         absolute value of a party's entries.
@@ -136,7 +136,7 @@ class Step(Question[P, R]):
 
     @functools.cached_property
     def contract(self) -> Contract:
-        """What its annotations declare."""
+        """The contract that its annotations declare."""
         return Contract.of(self.function)
 
 
@@ -158,8 +158,8 @@ class Reveals:
     times: str = ""
     """A parameter of the step: how often it leaves. "": once."""
     optional: bool = False
-    """Whether the step continues without it, as if the parameter `when` were false,
-    once it has left as often as it may."""
+    """Whether, once its limit is reached, the step continues without it, as if the
+    parameter `when` were false."""
     counted: bool = True
     """Whether it counts against limits; False: another step counts it."""
 
@@ -182,11 +182,11 @@ reveals = Reveals
 """How a step declares what it reveals."""
 
 SumRows = Literal["session", "request", "earlier", "party", "none"]
-"""Over which rows a step adds up, and so who chooses them: see :func:`sums_over`."""
+"""The rows that a step adds up, and so who chooses them: see :func:`sums_over`."""
 
 
 def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
-    """Declare over which rows a step adds up; below ``@step``.
+    """Declare the rows that a step adds up; below ``@step``.
 
     rows: ``"session"``, as without this declaration: all rows of the session, which the
         party's guard checks before the step. ``"request"``: rows that follow from the
@@ -205,7 +205,7 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
 
 
 def once(function: F) -> F:
-    """Declare that a party answers a step once in a session; below ``@step``."""
+    """Declare that a party answers a step only once in a session; below ``@step``."""
     vars(function)["once"] = True
     return function
 
@@ -228,7 +228,7 @@ def step_of(algorithm: str) -> Callable[[Function[P, R]], Step[P, R]]:
     def declare(function: Function[P, R]) -> Step[P, R]:
         action = f"{algorithm}_{function.__name__}"
         if action in STEPS:
-            raise ValueError(f"action {action!r} has a step already")
+            raise ValueError(f"action {action!r} already has a step")
         STEPS[action] = declared = Step(function, action, algorithm)
         return declared
 

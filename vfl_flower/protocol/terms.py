@@ -21,7 +21,7 @@ Kind = Literal[
     "moments",
     "curves",
 ]
-"""What leaves a party beyond sums over the rows of all parties."""
+"""A kind of value that leaves a party, beyond sums over the rows of all parties."""
 
 KINDS: dict[Kind, str] = {
     "rows": "rows in the clear, or sums that reveal them",
@@ -39,14 +39,14 @@ KINDS: dict[Kind, str] = {
 }
 """The kinds in words."""
 
-LEAST_ROWS = 20  # fewest rows over which one number reveals little of each
+LEAST_ROWS = 20  # minimum number of rows over which one number reveals little of each
 SERVER = "server"  # the server, among the dealers of a ``consent.toml``
-LEAST_PARTIES = 3  # fewest parties of a sum, unless the party consents to two
+LEAST_PARTIES = 3  # minimum parties of a sum, unless the party consents to two
 
 
 @dataclass(frozen=True)
 class Computing:
-    """Who computes products under shares with the label holder: any two read rows."""
+    """Dealer, and who computes with the label holder: any two of three read rows."""
 
     dealer: Name = SERVER  # of correlated randomness: "server" or a party
     computes: Name | None = None  # None: the first of those without labels
@@ -67,13 +67,13 @@ class Terms:
     A server may lie here: a party enforces its rules at each step.
     """
 
-    needs: Sequence[Kind] = ()  # what must leave the parties beyond sums
+    needs: Sequence[Kind] = ()  # kinds that must leave the parties beyond sums
     wants: Sequence[Kind] = ()
-    """What else may leave them; the run does less without it."""
-    less: Text = ""  # a sentence about a setting that needs less, if there is one
+    """Further kinds that may leave them; the run does less without these."""
+    less: Text = ""  # a sentence that suggests a setting that reveals less, if any
     computing: Computing | None = None  # who computes products under shares
     seeded: bool = False  # whether the run has a seed, as ``hello`` reports it
-    parties: Natural = 2  # the fewest; in ``hello`` their number
+    parties: Natural = 2  # the minimum; in ``hello`` their number
 
 
 def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
