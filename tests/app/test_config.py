@@ -268,7 +268,7 @@ def test_a_name_of_digits_is_text():
     assert (source.name, source.id_column, source.columns) == ("7", "1", ("3",))
 
 
-WHOLE = "must be a whole number from 0"
+WHOLE = "must be a whole number of at least 0"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ WHOLE = "must be a whole number from 0"
         # The sentences go to the server: they have no path.
         (
             {"data": "/a", "data-path": "/b"},
-            "node config must not have another 'data-path' than 'data'",
+            "node config must set 'data-path' and 'data' to one value",
         ),
         ({"data": "a", "state-dir": "rome"}, "state-dir must be an absolute path"),
         *(
@@ -296,7 +296,7 @@ WHOLE = "must be a whole number from 0"
             )
         ),
         *(
-            ({key: DEFAULTS[key]}, f"node config has {key!r} and must then have 'data'")
+            ({key: DEFAULTS[key]}, f"node config key {key!r} requires 'data'")
             for key in ("id-column", "columns", "standardize", "impute")
         ),
     ],

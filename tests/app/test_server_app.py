@@ -120,7 +120,7 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
         *("figures", "model-coreset.npz", "report.html", "report.md", "result.json")
     ]
     for name in (folder.name, "../runs", "other"):
-        with pytest.raises(RunEnded, match="resume must be the name of a folder"):
+        with pytest.raises(RunEnded, match="resume must be the name of the folder"):
             main(grid(RealParties), context(**config, resume=name))
 
 
@@ -148,7 +148,7 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys, caplog):
         ({"coreset-vrlr.sampling": "x"}, "sampling must be one of"),
         ({"unknown": 1}, "run config has no key 'unknown'"),
         ({"dry-run": True, "output-dir": "runs"}, "output-dir must be absolute"),
-        ({"output-dir": f"{__file__}/x"}, f"must be a folder .*{__file__}/x cannot"),
+        ({"output-dir": f"{__file__}/x"}, f"writable folder, .*{__file__}/x is not"),
     ],
 )
 def test_a_bad_config_asks_no_party(config, sentence):

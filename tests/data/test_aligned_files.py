@@ -100,7 +100,7 @@ def test_a_node_config_may_name_the_order(folder):
     named = {"alignment": "2026-q4"}
     run_config = TRAIN | {"alignment": ""}
     assert ids_of(folder, 0, run_config, **named) == ids_of(folder, 0)
-    with pytest.raises(PartyError, match="alignment must be '2026-q4', as this party"):
+    with pytest.raises(PartyError, match="alignment must be '2026-q4', as in this"):
         ids_of(folder, 0, TRAIN | {"alignment": "other"}, **named)
     # What makes the order takes all rows again.
     assert len(ids_of(folder, 0, ALIGN, **named)) > len(COMMON)
@@ -170,7 +170,7 @@ def test_another_order_under_the_same_tag_is_not_taken_from_the_cache(folder):
 
 
 def test_settings_that_do_not_fit():
-    with pytest.raises(ValueError, match="alignment must be empty where parties hold"):
+    with pytest.raises(ValueError, match="alignment must be empty if parties hold"):
         party_source({}, {"strategy": "mufc", "alignment": "q4"})
     source = party_source({}, {"strategy": "coreset-vrlr", "alignment": "q4"})
     with pytest.raises(PartyError, match="this data set has no ids"):

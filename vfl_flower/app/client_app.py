@@ -29,8 +29,8 @@ def load_from_context(context: Context) -> Party:
     real = _is_real(source, "data" in with_data(context.node_config))
     if real and source.state_dir is None:
         raise PartyError(
-            f"{source.who}: state-dir must be set in the node config: there the party "
-            "notes its replies, so that no mask is used twice"
+            f"{source.who}: state-dir must be set in the node config: the party stores "
+            "its replies there, so that no mask is used twice"
         )
     party = load(source, context.run_config)
     party.n_parties = source.count or 0
@@ -40,13 +40,13 @@ def load_from_context(context: Context) -> Party:
 
 
 def _is_real(source: PartySource, by_node: bool) -> bool:
-    """Return whether somebody must protect the data; refuse a file of a run config."""
+    """Return whether the data need protection; refuse a file named in a run config."""
     if not is_file(source):
         return False
     # Flower simulates with Ray, which a SuperNode does not import.
     if not by_node and "ray" not in sys.modules:
         raise PartyError(
-            f"{source.who}: a file must be named as 'data' in the node config, and "
+            f"{source.who}: a data file must be named as 'data' in the node config, "
             "not in a run config"
         )
     return by_node
@@ -78,7 +78,7 @@ def _stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
     if not has_encoding(run_config):
         return None
     if source.state_dir is None:
-        raise PartyError("it needs a state-dir (--state-dir) with its local model")
+        raise PartyError("it needs the state-dir of its local model: --state-dir")
     part = load_part(source.state_dir, str(run_config.get("model-id", "")))
     return part.settings["encoding"]
 

@@ -63,10 +63,10 @@ class RunSettings:
 
 
 _COMMON = (RunSettings, FileOptions)
-"""What declares the keys of a run config outside of its sections."""
+"""Classes that declare the keys of a run config outside its sections."""
 
 _SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-"""How an error calls a type."""
+"""Names of types in errors."""
 
 _OF_THE_RUN = frozenset({"alignment", "model_id", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
@@ -93,7 +93,7 @@ class Key:
     """Name of the algorithm, or "" for a common key."""
     setting: Setting
     default: bool | int | float | str
-    """Its value if the run config says nothing."""
+    """Its value if the run config does not set it."""
 
 
 def run_keys() -> dict[str, Key]:
@@ -111,7 +111,7 @@ def run_keys() -> dict[str, Key]:
 
 
 def check_run_config(run_config: UserConfig) -> dict[str, Any]:
-    """Return a run config with its defaults; raise ValueError for a key or a type."""
+    """Return a run config with its defaults; raise ValueError if one is invalid."""
     keys = run_keys()
     for name, value in run_config.items():
         if name not in keys:
@@ -140,8 +140,8 @@ def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
 def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
     """Return the strategy of a checked run config.
 
-    Raises ValueError if there is none, it does not take a value, or it would ignore a
-    key that was changed.
+    Raises ValueError if there is none, a value is invalid, or a changed key would be
+    ignored.
     """
     tasks = tasks_of(config)
     if config["task"] not in tasks:
@@ -158,7 +158,7 @@ def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
         if concerned and setting.name in taken:
             arguments[setting.name] = value
         elif value != key.default and (key.section or setting.name == "model_id"):
-            hint = "; it needs another task" if concerned else ""
+            hint = "; set a different task" if concerned else ""
             raise ValueError(
                 f"run config {name!r} does not apply to strategy "
                 f"{config['strategy']!r} with task {config['task']!r}, got "
@@ -179,8 +179,8 @@ def _standardize_rule(section: str) -> str:
     key = f"{section}.standardize"
     hint = f"; set {key} in the run config" if key in run_keys() else ""
     return (
-        "standardize must be false where parties hold different rows, since each knows "
-        f"mean and deviation of its own rows alone{hint}"
+        "standardize must be false if parties hold different rows, since each knows "
+        f"only the mean and deviation of its own rows{hint}"
     )
 
 
@@ -189,7 +189,7 @@ def with_data(node_config: UserConfig) -> dict[str, Any]:
     config = dict(node_config)
     path = config.pop("data-path", None)
     if path is not None and config.setdefault("data", path) != path:
-        raise ValueError("node config must not have another 'data-path' than 'data'")
+        raise ValueError("node config must set 'data-path' and 'data' to one value")
     return config
 
 
@@ -198,7 +198,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
 
     A node whose config has ``data`` decides for itself; what the run config says about
     data applies to all others, such as simulated ones. Raises ValueError for a wrong
-    type, a misspelt key, or options of a file without ``data``.
+    type, a misspelt key, or file options when ``data`` is missing.
     """
     node_config = with_data(node_config)
     _check_node_keys(node_config)
@@ -207,7 +207,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     chosen: dict[str, Any] = {setting.key: setting.default for setting in declared}
     chosen |= node_config if by_node else run_config
     if not by_node and str(chosen["data"]).startswith(QUERY):
-        raise ValueError("data may be a query in a node config only, not in a run's")
+        raise ValueError("data may be a query only in a node config, not in a run's")
     partition, encodes, aligns = _data_rules(run_config)
     rows = partition == "horizontal"
     standardize = _flag(chosen, "standardize")
@@ -216,8 +216,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     impute = (_text(chosen, "impute") or "mean") if encodes else "none"
     if rows and impute == "median":
         raise ValueError(
-            "impute must be mean or none where parties hold different rows, since each "
-            "knows the median of its own rows alone, got 'median'"
+            "impute must be mean or none if parties hold different rows, since each "
+            "knows only the median of its own rows, got 'median'"
         )
     return PartySource(
         data=str(chosen["data"]),
@@ -245,7 +245,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
 
 
 def _check_node_keys(node_config: UserConfig) -> None:
-    """Raise ValueError for a misspelt key, or options of a file without ``data``."""
+    """Raise ValueError for a misspelt key, or file options when ``data`` is missing."""
     known = _NODE_KEYS | _NODE_ONLY
     for key in node_config:
         near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
@@ -254,7 +254,7 @@ def _check_node_keys(node_config: UserConfig) -> None:
                 f"node config has no key {key!r}; did you mean {near[0]!r}?"
             )
         if key in _NODE_KEYS and "data" not in node_config:
-            raise ValueError(f"node config has {key!r} and must then have 'data'")
+            raise ValueError(f"node config key {key!r} requires 'data'")
 
 
 def _text(config: UserConfig, key: str) -> str | None:
@@ -277,7 +277,7 @@ def _number(config: UserConfig, key: str) -> int | None:
     if (value := config.get(key)) is None:
         return None
     if type(value) is not int or value < 0:
-        raise ValueError(f"{key} must be a whole number from 0, got {value!r}")
+        raise ValueError(f"{key} must be a whole number of at least 0, got {value!r}")
     return value
 
 
@@ -293,7 +293,7 @@ def _delimiter(config: UserConfig) -> str | None:
     if delimiter in ("tab", "\\t"):
         return "\t"
     if delimiter is not None and len(delimiter) != 1:
-        raise ValueError(f"delimiter must be one character or tab, got {delimiter!r}")
+        raise ValueError(f"delimiter must be one character or 'tab', got {delimiter!r}")
     return delimiter
 
 
@@ -303,7 +303,7 @@ def _encoding(config: UserConfig) -> str | None:
         codecs.lookup(encoding or "utf-8")
     except LookupError:
         raise ValueError(
-            f"encoding must be one that Python knows, got {encoding!r}"
+            f"encoding must be an encoding that Python knows, got {encoding!r}"
         ) from None
     return encoding
 
@@ -319,17 +319,17 @@ def _alignment(
 ) -> str | None:
     """Return the name of the order of a node's rows, if it has one.
 
-    The party's own setting holds; a run that names another one is refused.
+    The party's own setting has priority; a run that names a different order is refused.
     """
     pinned, wanted = (str(c.get("alignment", "")) for c in (node_config, run_config))
     if pinned and wanted and pinned != wanted:
         raise ValueError(
-            f"alignment must be {pinned!r}, as this party's node config says, got "
+            f"alignment must be {pinned!r}, as in this party's node config, got "
             f"{wanted!r}"
         )
     if wanted and partition == "horizontal":
         raise ValueError(
-            f"alignment must be empty where parties hold different rows, got {wanted!r}"
+            f"alignment must be empty if parties hold different rows, got {wanted!r}"
         )
     return (pinned or wanted or None) if partition == "vertical" else None
 

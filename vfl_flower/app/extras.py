@@ -1,4 +1,4 @@
-"""What an installation without extras lacks."""
+"""Packages that only an installation with extras has."""
 
 from importlib.util import find_spec
 
@@ -9,11 +9,11 @@ _REASONS = {
 
 
 def reason_missing(package: str) -> str:
-    """Return why and how to install a package of an extra; "" if it is there."""
+    """Return why and how to install a package of an extra; "" if it is installed."""
     return _REASONS[package] if find_spec(package) is None else ""
 
 
 def check_installed(package: str) -> None:
-    """Raise ValueError where a package of an extra is missing."""
+    """Raise ValueError if a package of an extra is missing."""
     if reason := reason_missing(package):
         raise ValueError(reason)

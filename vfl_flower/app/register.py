@@ -25,9 +25,9 @@ def register(app: ClientApp, load: Load, *, allow_plain: bool = False) -> None:
         The app.
     load : callable
         Returns the party's data for a Flower context. It is called for each message,
-        so it should be quick: cache what takes long, or map a file into memory. A party
-        without an index gets the ``partition-id`` of its node; where there is none
-        either, parties are ordered by their names.
+        so it should be quick: cache slow results, or map a file into memory. A party
+        without an index gets the ``partition-id`` of its node; if there is none either,
+        parties are ordered by their names.
     allow_plain : bool
         Answer a server that asks for sums without masks, or for a protocol that does
         not protect the party. Only for tests and comparisons.

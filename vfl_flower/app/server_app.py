@@ -34,7 +34,7 @@ RESUME = "to resume this run:"
 
 
 class RunEnded(FederationError):
-    """A run cannot continue; the text says why in a sentence, and there is no stack.
+    """A run cannot continue; the text gives the reason in a sentence, without a stack.
 
     Flower would log the stack after the sentence, which would no longer be the last
     line of the run's output.
@@ -73,15 +73,15 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
         (strategy,) = strategies.values()
         strategy.watched_by(Reporter()).start(grid, timeout=config["timeout"])
         for file in remove_files(config["model-id"], results_in):
-            log.info("the server: %s is removed", file)
+            log.info("the server: %s was removed", file)
         return
     folder = run_folder(results_in, config["resume"], context.run_id)
     try:
         folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
     except OSError as error:
         raise ValueError(
-            f"output-dir must be a folder that can be written, but {results_in} cannot "
-            f"({error.strerror}): name another one"
+            f"output-dir must be a writable folder, but {results_in} is not "
+            f"({error.strerror}): name a different folder"
         ) from None
     without_resume = config | {"resume": ""}
     results, text = {}, ""
@@ -161,8 +161,8 @@ def run_folder(results_in: Path, resume: str, run_id: int) -> Path:
     folder = results_in / resume
     if Path(resume).name != resume or not (folder / FILE).is_file():
         raise ValueError(
-            "resume must be the name of a folder in output-dir, of a run that was "
-            f"started and is not complete, got {resume!r}"
+            "resume must be the name of the folder, in output-dir, of an incomplete "
+            f"run, got {resume!r}"
         )
     return folder
 

@@ -210,7 +210,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--set", "coreset-vrlr.alpa=3"], "mean 'coreset-vrlr.alpha'?"),
         (
             ["--task", "predict", "--set", f"model-id={'1' * 16}"],
-            "'party-0': it needs a state-dir (--state-dir)",
+            "'party-0': it needs the state-dir of its local model: --state-dir",
         ),
     ],
 )

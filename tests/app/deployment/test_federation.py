@@ -230,7 +230,7 @@ def test_a_file_is_checked_as_the_strategy_reads_it(place):
         (["x", "--data", "n*.parquet"], "data file not found: 'n*.parquet'"),
         (
             ["x", *OPTIONS, "--standardize", "--for", "mufc"],
-            "standardize must be false where parties hold different rows",
+            "standardize must be false if parties hold different rows",
         ),
     ],
 )

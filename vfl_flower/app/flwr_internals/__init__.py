@@ -1,1 +1,1 @@
-"""Every import of a private module of Flower: another flwr may change them all."""
+"""Every import of a private module of Flower: a different version may change all."""

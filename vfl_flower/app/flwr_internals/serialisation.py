@@ -1,4 +1,4 @@
-"""What Flower sends and stores, as bytes and back from them."""
+"""Objects that Flower sends and stores, to bytes and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def records_to_bytes(content: RecordDict) -> bytes:
 
 
 def records_from_bytes(data: bytes) -> RecordDict:
-    """Return the records of bytes; what it raises for others differs by version."""
+    """Return the records of bytes; errors for other bytes vary with the version."""
     return serde.recorddict_from_proto(ProtoRecordDict.FromString(data))
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 
 def check_shapes(shapes: Mapping[Callable[..., Any], str]) -> None:
-    """Raise ImportError if a function has other parameters than `shapes` says."""
+    """Raise ImportError if a function's parameters differ from `shapes`."""
     for function, shape in shapes.items():
         names = list(inspect.signature(function).parameters)
         first, _, named = shape.partition("*")
         begins = names[: len(first.split())] == first.split()
         if not begins or not set(named.split()) <= set(names):
-            raise ImportError(f"flwr's {function.__name__} has other parameters")
+            raise ImportError(f"flwr's {function.__name__} has unexpected parameters")

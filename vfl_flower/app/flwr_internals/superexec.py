@@ -1,4 +1,4 @@
-"""What starts the ServerApps of a SuperLink as Flower's ``flower-superexec`` does."""
+"""Functions that start the ServerApps of a SuperLink, like ``flower-superexec``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES: dict[Callable[..., Any], str] = {
 
 
 def check_flower() -> None:
-    """Raise ImportError if Flower has other internals than this package uses."""
+    """Raise ImportError if Flower's internals differ from those used here."""
     check_shapes(SHAPES)
     if not hasattr(superexec, "get_executor"):
         raise ImportError("flwr's run_superexec has no get_executor")

@@ -1,4 +1,4 @@
-"""What connects a SuperNode as ``flower-supernode`` does, and moves its messages."""
+"""Functions to connect a SuperNode, as ``flower-supernode``, and move its messages."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ HONOURED = frozenset(
         *("node_config", "max_retries", "max_wait_time", "host", "port"),
     }
 )
-"""Options of ``flower-supernode`` that ours takes; it has no use for a port."""
+"""Options of ``flower-supernode`` that our command accepts; a port is not needed."""
 
 BEATING = (heartbeat, fleet_http_connection)
-"""Modules of Flower that know the time between two heartbeats."""
+"""Modules of Flower that define the time between two heartbeats."""
 
 
 class Fleet(NamedTuple):
-    """What Flower's client for SuperNodes gives, in its order."""
+    """The functions of Flower's client for SuperNodes, in its order."""
 
     node_id: int
     receive: Callable[[], tuple[Message, ObjectTree] | None]
@@ -76,7 +76,7 @@ SHAPES: dict[Callable[..., Any], str] = {
 
 
 def check_flower() -> None:
-    """Raise ImportError if Flower has other internals than this package uses."""
+    """Raise ImportError if Flower's internals differ from those used here."""
     check_shapes(SHAPES)
     hints = get_type_hints(inspect.unwrap(http_request_response))
     fleet = get_args(get_args(hints["return"])[0])
