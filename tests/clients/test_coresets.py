@@ -25,7 +25,7 @@ def party() -> Party:
 
 NONE, ROWS = np.ones(0), np.arange(2)
 SIZES = {"n_rows": N, "n_columns": 2}
-EITHER = "either intercept or clustering"
+EITHER = "exactly one of intercept and clustering"
 LINEAR = {"method": "cg", "n": N, "l2": 0.0, "intercept": True, "test_fraction": 0.0}
 
 
@@ -34,8 +34,8 @@ LINEAR = {"method": "cg", "n": N, "l2": 0.0, "intercept": True, "test_fraction":
     [
         ({}, EITHER),
         ({"intercept": True, "clustering": Clustering(2, "lloyd", 2.0)}, EITHER),
-        ({"clustering": Clustering(N + 1, "lloyd", 2.0)}, "n_clusters .* 12 .* got 13"),
-        ({"intercept": True, "test_fraction": 0.99}, "test_fraction must leave some"),
+        ({"clustering": Clustering(N + 1, "lloyd", 2.0)}, "n_clusters .* 12, .* 13"),
+        ({"intercept": True, "test_fraction": 0.99}, "must leave a training row of 12"),
         ({"intercept": True, "size": 2**12 + 1}, "size must be at most 4096"),
     ],
 )
@@ -49,7 +49,7 @@ def test_totals_that_a_party_refuses(party, arguments, rule):
     [
         ({}, "either rows, or start and stop"),
         ({"start": 0}, "either rows, or start and stop"),
-        ({"rows": ROWS, "start": 0, "stop": 2}, "must not be given beside rows"),
+        ({"rows": ROWS, "start": 0, "stop": 2}, "must not be given together with rows"),
         ({"test_fraction": 0.99, "start": 0, "stop": 2}, "test_fraction must leave"),
     ],
 )
@@ -68,7 +68,7 @@ def test_rows_that_a_party_does_not_pool(party, arguments, rule):
 )
 def test_labels_of_some_rows_are_not_enough(party, ask):
     party.y = np.where(np.arange(N) < 3, np.nan, party.y)
-    with pytest.raises(PartyError, match="does not know the labels of all"):
+    with pytest.raises(PartyError, match="must have labels for all of its rows"):
         ask(party)
 
 
@@ -117,7 +117,7 @@ def test_iterations_that_a_party_refuses(party, method, ask, rule):
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_columns_that_are_too_large_to_square(party):
     party.X = party.X * 1e200
-    with pytest.raises(PartyError, match="columns of this party, are too large"):
+    with pytest.raises(PartyError, match="in this party's columns, are too large"):
         linear.start(party, **LINEAR)
 
 

@@ -74,5 +74,5 @@ def test_a_mean_hides_each_of_twenty_rows_that_are_there_once(labels, least):
     party = Party(np.zeros((N, 1)), y=np.where(np.arange(N) < labels, 1.0, np.nan))
     assert hides_each(party, np.arange(least))
     assert not hides_each(party, np.arange(least - 1))
-    with pytest.raises(PartyError, match="on each row once"):
+    with pytest.raises(PartyError, match="on each row only once"):
         hides_each(party, np.append(np.arange(40), 7))

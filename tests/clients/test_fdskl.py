@@ -91,7 +91,7 @@ def test_a_median_near_the_step_of_the_sum_is_refused():
     party, least = a_party(), 3 * 2.0**-60  # of three parties
     pairs = split_limbs(np.full(1000, least)).ravel()
     assert angle_sums.bandwidth(party, "laplacian", pairs) == {"bandwidth": least}
-    message = "'median' needs distances above .*: standardise the columns, or give a"
+    message = "'median' needs distances above .*: standardise the columns, or set a"
     for small in (0.999 * least, 0.0):
         pairs = split_limbs(np.full(1000, small)).ravel()
         with pytest.raises(PartyError, match=message):
@@ -159,7 +159,7 @@ def test_codes_of_classes_at_several_holders(codes, target, holders, good):
     if good:
         ask(party, **call)
         return
-    rule = "labels must be 0 and 1, or -1 and 1, where several parties hold labels"
+    rule = "labels must be 0 and 1, or -1 and 1, if several parties hold labels"
     with pytest.raises(PartyError, match=rule):
         ask(party, **call)
     assert not party.remembered()
@@ -184,7 +184,7 @@ def test_only_what_is_to_be_sent_is_computed():
 
 def test_shared_features_are_refused_outside_one_process():
     party = a_party(1)
-    with pytest.raises(PartyError, match="this party draws features of its own: with"):
+    with pytest.raises(PartyError, match="this party requires private features: with"):
         ask(party, holders=[0, 2], shared=SHARED, bits=64)
     assert not party.remembered()
 
@@ -192,9 +192,9 @@ def test_shared_features_are_refused_outside_one_process():
 @pytest.mark.parametrize(
     ("y", "target", "message"),
     [
-        (np.arange(12.0), "binary", "must have two values .* party's have 12: set"),
-        (np.ones(12), "binary", "must have two values for target 'binary', this"),
-        (np.ones(12), "multiclass", "must have from 2 to 100 values for target"),
+        (np.arange(12.0), "binary", "must be 2 for target 'binary', got 12: set"),
+        (np.ones(12), "binary", "must be 2 for target 'binary', got 1$"),
+        (np.ones(12), "multiclass", "labels must be from 2 to 100 for target"),
     ],
 )
 def test_labels_are_looked_at_before_the_first_reply(y, target, message):
@@ -213,7 +213,7 @@ def test_up_to_100_classes():
     many = a_party(2, np.arange(100.0), n=100)
     ask(many, target="multiclass")
     assert training(many).alpha.shape == (0, 100)
-    with pytest.raises(PartyError, match="this party's have 101"):
+    with pytest.raises(PartyError, match="'multiclass', got 101"):
         ask(a_party(2, np.arange(101.0), n=101), target="multiclass")
 
 
@@ -372,7 +372,7 @@ def test_a_holder_of_labels_that_are_all_held_out():
     y = np.full(40, np.nan)
     held_out = split_rows(40, 0.25, 7)[1]
     y[held_out] = labels(len(held_out))
-    with pytest.raises(PartyError, match="knows no label of a row that is not held"):
+    with pytest.raises(PartyError, match="has no label for any training row"):
         fdskl.start(a_party(2, y, n=40), 0.25, SETUP, IMPLICIT, 3)
 
 
@@ -475,7 +475,7 @@ def test_errors_are_told_once_a_run():
     done = ScoredRows(np.arange(10, dtype=np.uint32), np.ones(10))
     fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
     more = ScoredRows(np.array([10], dtype=np.uint32), np.ones(1))
-    with pytest.raises(PartyError, match="errors of its predictions once a session"):
+    with pytest.raises(PartyError, match="errors of its predictions only once"):
         fdskl_prediction.answer(party, 1, 0, more, evaluate=True, last=True)
 
 
@@ -519,7 +519,7 @@ def one_unknown():
 AT, ANGLES, LARGE = np.array([0, 1]), np.zeros(4), np.full(48, 1e308)
 ALL = {0: np.zeros(48)}
 """Angles of the four features in all rows."""
-FIT = "size and columns must be"
+FIT = "size and columns must match the scores"
 LOGISTIC = problem(12, "logistic")
 
 
@@ -554,17 +554,17 @@ def test_a_model_is_trained_once_in_a_run_and_not_where_it_predicts():
 @pytest.mark.parametrize(
     ("setup", "rule"),
     [
-        ({"holders": [2, 2]}, "holders must be .* each once"),
-        ({"holders": [2, 3]}, "holders must be parties of the run"),
+        ({"holders": [2, 2]}, "holders must name .* each once"),
+        ({"holders": [2, 3]}, "holders must name parties of the run"),
         ({"holders": [0]}, "holders must be the parties that hold labels"),
         ({"shared": replace(SHARED, seed="")}, r"shared\.seed must be"),
         ({"shared": replace(SHARED, seed="-1")}, r"shared\.seed must be"),
         ({"shared": replace(SHARED, seed="f" * 33)}, r"shared\.seed must be"),
-        ({"shared": replace(SHARED, widths=[2, 2])}, r"shared\.widths must be"),
-        ({"shared": replace(SHARED, widths=[2, 2, 3])}, r"shared\.widths must be"),
-        ({"shared": replace(SHARED, kept=[])}, r"shared\.kept must be"),
-        ({"shared": replace(SHARED, kept=[2])}, r"shared\.kept must be"),
-        ({"shared": replace(SHARED, kept=[3])}, r"shared\.kept must be"),
+        ({"shared": replace(SHARED, widths=[2, 2])}, r"shared\.widths must give"),
+        ({"shared": replace(SHARED, widths=[2, 2, 3])}, r"shared\.widths must give"),
+        ({"shared": replace(SHARED, kept=[])}, r"shared\.kept must name"),
+        ({"shared": replace(SHARED, kept=[2])}, r"shared\.kept must name"),
+        ({"shared": replace(SHARED, kept=[3])}, r"shared\.kept must name"),
     ],
 )
 def test_a_setup_that_does_not_fit_the_party(setup, rule):
@@ -578,18 +578,18 @@ def test_a_setup_that_does_not_fit_the_party(setup, rule):
 def test_the_setup_is_the_same_in_the_whole_run(change):
     """With another one the same features would show more of the same rows."""
     party = other()
-    with pytest.raises(PartyError, match="setup must be the same in the whole run"):
+    with pytest.raises(PartyError, match="setup must be the same throughout the run"):
         ask(party, **change)
 
 
 @pytest.mark.parametrize(
     ("stop", "bits", "send", "settings", "rule"),
     [
-        (5, 16, None, {}, "stop must be at most the 4 features of the model, got 5"),
-        (4, 16, ["offsets_2"], {}, "offsets must be of shared features"),
+        (5, 16, None, {}, "stop must be at most 4, the number .*, got 5"),
+        (4, 16, ["offsets_2"], {}, "offsets need shared features"),
         (4, 16, None, {"holders": [0, 2]}, "holders must be the parties that hold"),
-        (2**20, 16, None, {"n_features": 2**20}, "angles must be at most .* bytes"),
-        (4, 16, None, {"bandwidth": 1e-320}, "cannot make its angles"),
+        (2**20, 16, None, {"n_features": 2**20}, "angles must take at most .* bytes"),
+        (4, 16, None, {"bandwidth": 1e-320}, "cannot compute its angles"),
         (4, 16, None, {"shared": replace(SHARED, kept=[1])}, "bits must be 64 with"),
     ],
 )
@@ -604,7 +604,7 @@ def test_the_distance_of_one_pair_is_no_median(rows):
     """The median of pairs of two rows was their distance, to the last bit."""
     values = {"kernel": "gaussian", "target": "binary", "holder": 2}
     fields = angle_sums.distances.contract.request
-    with pytest.raises(ContractError, match="'rows' must be at least 6 rows, each"):
+    with pytest.raises(ContractError, match="'rows' must hold at least 6 rows, each"):
         structure(fields, values | {"rows": np.array(rows)}, {"n_rows": 12})
 
 
@@ -612,15 +612,15 @@ def test_the_distance_of_one_pair_is_no_median(rows):
     ("party", "angles", "given", "rule"),
     [
         (other, ALL, {}, "holds no labels"),
-        (started, None, {}, "angles must be blocks of one type, at least one"),
-        (started, {}, {}, "angles must be blocks of one type, at least one"),
-        (started, {0: np.zeros(24), 1: np.zeros(24, "u2")}, {}, "blocks of one type"),
-        (started, {0: np.zeros(48, dtype=np.float32)}, {}, "angles must be fractions"),
+        (started, None, {}, "angles must be one or more blocks of a single"),
+        (started, {}, {}, "angles must be one or more blocks of a single"),
+        (started, {0: np.zeros(24), 1: np.zeros(24, "u2")}, {}, "of a single type"),
+        (started, {0: np.zeros(48, dtype=np.float32)}, {}, "must be integers of 8, 16"),
         (started, {0: np.zeros(47)}, {}, "the same features in each of the 12 rows"),
-        (started, {0: np.zeros(36)}, {}, "of the 4 features of the .*, got 3"),
-        (started, ALL, {"offsets": np.zeros(3)}, "offsets must be one"),
+        (started, {0: np.zeros(36)}, {}, "cover the 4 features of the .*, got 3"),
+        (started, ALL, {"offsets": np.zeros(3)}, "offsets must hold one"),
         (started, {0: LARGE}, {"offsets": -LARGE[:4]}, "angles must be finite"),
-        (one_unknown, ALL, {}, "rows must be some whose labels this party"),
+        (one_unknown, ALL, {}, "rows must be rows whose labels this party"),
         (started, ALL, {"problem": LOGISTIC}, "loss must be 'square'"),
     ],
 )
@@ -637,11 +637,11 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
         (unlabelled, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
         (started, {"scores": np.zeros(2)}, "scores must be of instances"),
         (started, {"at": SummedRows(AT, np.zeros(3))}, "the same features in each"),
-        (started, {"at": SummedRows(AT, np.zeros(6))}, "must be of the 0 .*got 3"),
+        (started, {"at": SummedRows(AT, np.zeros(6))}, "must cover the 0 .*got 3"),
         (started, {"at": SummedRows(AT, np.zeros(0))}, "instances of this party's own"),
         (started, {"at": SummedRows(AT, ANGLES), "size": 3}, FIT),
         (unlabelled, {"size": 2**40}, "size must be at most .* rows"),
-        (one_unknown, {"at": SummedRows(AT, ANGLES)}, "whose labels this party knows"),
+        (one_unknown, {"at": SummedRows(AT, ANGLES)}, "whose labels this party has"),
     ],
 )
 def test_iterations_that_do_not_fit(party, values, rule):
@@ -652,7 +652,7 @@ def test_iterations_that_do_not_fit(party, values, rule):
 def test_scores_of_other_instances_than_those_of_the_last_message():
     party = started(holders=[0, 2])
     iterate(party, size=2, at=SummedRows(AT, ANGLES))
-    with pytest.raises(PartyError, match="scores must be 2 numbers, got 3"):
+    with pytest.raises(PartyError, match="scores must hold 2 numbers, got 3"):
         iterate(party, scores=np.zeros(3))
 
 
@@ -685,8 +685,8 @@ def without_coefficients():
     [
         (without_coefficients, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
         (without_coefficients, {"done": DONE}, "holds no coefficients"),
-        (predicting, {"done": ScoredRows(AT, np.zeros(3))}, "scores must be 2 numbers"),
-        (predicting, {"at": SummedRows(AT, np.zeros(6))}, "of the 4 features .* got 3"),
+        (predicting, {"done": ScoredRows(AT, np.zeros(3))}, "must hold 2 numbers"),
+        (predicting, {"at": SummedRows(AT, np.zeros(6))}, "the 4 features .* got 3"),
         (predicting, {"at": SummedRows(AT, np.zeros(8)), "size": 1}, FIT),
         (without_coefficients, {"size": 2**40}, "size must be at most .* rows"),
         (predicting, {"done": DONE, "evaluate": True, "last": True}, "holds no labels"),

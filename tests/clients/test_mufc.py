@@ -189,7 +189,7 @@ def test_a_state_that_does_not_name_its_parties(north):
     assert ClientState(north.state_dir, MODEL).facts.parties == []
     forget(north)
     north.consent = pinned()
-    assert "train anew" in refusal(forget, north, run="c")
+    assert "train again" in refusal(forget, north, run="c")
     assert mufc.status(north, MODEL, 1, MODEL)["rows"] == 14
 
 
@@ -207,8 +207,8 @@ def test_requests_in_the_file_wait_while_rows_are_added(north):
     ("X", "ids", "rule"),
     [
         ([[0.1, 0.7]], ["new"], r"column 1, .* must have values inside the agreed box"),
-        ([[0.1, 0.2]] * 2, ["new", "new"], "ids must be distinct: some new rows"),
-        ([[0.1, 0.2]], ["north.3"], "must hold the rows of training .* each once"),
+        ([[0.1, 0.2]] * 2, ["new", "new"], "ids must be distinct, but some new rows"),
+        ([[0.1, 0.2]], ["north.3"], "must hold each training row .* exactly once"),
     ],
 )
 def test_rows_that_cannot_be_added_change_nothing(north, X, ids, rule):
@@ -221,7 +221,7 @@ def test_rows_that_cannot_be_added_change_nothing(north, X, ids, rule):
 def test_rows_that_are_gone_are_no_addition(north):
     train(north)
     north.X, north.ids = north.X[1:], north.ids[1:]
-    assert "must hold the rows of training" in refusal(add, north)
+    assert "must hold each training row" in refusal(add, north)
 
 
 def test_a_party_that_leaves_needs_no_state(north):
@@ -240,7 +240,7 @@ def test_a_party_leaves_only_at_its_own_request(north):
     train(north)
     request_changes(north, leave=["f" * 16])
     text = unchanged(forget, north, leaving=[0], settings=SETTINGS)
-    assert f"leaves model {MODEL} only if its own leave.txt names it" in text
+    assert f"leaves model {MODEL} only if the file leave.txt in its" in text
 
 
 def test_requests_that_come_during_a_run_stay(north):
@@ -332,10 +332,10 @@ def test_a_party_without_predictions_is_behind(north):
 @pytest.mark.parametrize(
     ("places", "names", "rule"),
     [
-        ([0], None, "2 columns of training, got 1"),
-        ([0, 1, 1], "abc", "2 columns of training, got 3"),
-        ([1, 0], "ba", "their names"),
-        ([0, 1], "ac", "their names"),
+        ([0], None, "2 training columns, got 1"),
+        ([0, 1, 1], "abc", "2 training columns, got 3"),
+        ([1, 0], "ba", "the names differ"),
+        ([0, 1], "ac", "the names differ"),
     ],
     ids=["fewer", "more", "order", "names"],
 )
@@ -381,7 +381,7 @@ def test_an_id_that_came_twice_beside_all_others(north):
     train(north)
     ids, north.X = north.ids, np.concatenate([north.X, north.X[:1]])
     north.ids = np.append(ids, "north.0")
-    assert "not forgotten, each once" in refusal(forget, north)
+    assert "not forgotten exactly once" in refusal(forget, north)
     north.ids = np.append(ids, "new")
     forget(north)
 
@@ -440,16 +440,16 @@ def test_each_row_must_be_in_the_box(north):
         (mufc_training.train, {"model": "../x"}, "id of a model"),
         (mufc.forget, {"model": "../x"}, "id of a model"),
         (mufc.forget, {"model": "f" * 16}, "no state of model"),
-        (mufc.forget, {"version": 2}, "keeps version 1"),
-        (mufc.forget, {"version": 0}, "keeps version 1"),
-        (mufc.forget, {"version": 2**63 - 2}, "keeps version 1"),
-        (mufc.forget, {"before": "c"}, "keeps version 1"),
+        (mufc.forget, {"version": 2}, "party has version 1"),
+        (mufc.forget, {"version": 0}, "party has version 1"),
+        (mufc.forget, {"version": 2**63 - 2}, "party has version 1"),
+        (mufc.forget, {"before": "c"}, "party has version 1"),
         (mufc.forget, {"key": b""}, "key must have 16 bytes"),
         (mufc.forget, {"leaving": [0]}, "lacks the settings of training"),
         (mufc.status, {"model": "../x"}, "id of a model"),
-        (mufc.status, {"version": 5}, "keeps version 1"),
-        (mufc_training.commit, {"version": 3}, "keeps version 1"),
-        (mufc_training.commit, {"run": ""}, "keeps version 1"),
+        (mufc.status, {"version": 5}, "party has version 1"),
+        (mufc_training.commit, {"version": 3}, "party has version 1"),
+        (mufc_training.commit, {"run": ""}, "party has version 1"),
         (mufc_training.commit, {"centers": np.full((1, 2), 9.0)}, "in the box"),
         (mufc_training.commit, {"centers": np.array([[1e308, -1e308]])}, "in the box"),
     ],
@@ -484,7 +484,7 @@ def test_nothing_is_committed_that_was_not_asked_before(north, values):
     [
         (lambda X: X[:2], "changed during"),
         (lambda X: X + 9, "inside the agreed box"),
-        (lambda X: X * 0, "the values of"),
+        (lambda X: X * 0, "the same values as"),
     ],
     ids=["fewer", "outside", "others"],
 )
@@ -499,7 +499,7 @@ def test_values_that_change_between_runs(north):
     train(north)
     north.X = north.X * 0
     gone = centroid_ids(north, MODEL)[-1:]
-    assert "the values of training" in refusal(forget, north, gone)
+    assert "the same values as in training" in refusal(forget, north, gone)
 
 
 def test_each_version_draws_from_a_stream_of_its_own(north, monkeypatch):

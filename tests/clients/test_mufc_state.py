@@ -190,7 +190,7 @@ def test_settling_commits_or_drops(party):
     assert party.log()[-1]["tags"] == [tags[11].hex()]
 
     before = view(party)
-    keeps = f"this party keeps version 2 of model {MODEL}, the server version "
+    keeps = f"this party has version 2 of model {MODEL}, but the server has version "
     assert refusal(party.settle, 1, "a") == keeps + "1"
     assert refusal(party.settle, 4, "b") == keeps + "4"
     assert refusal(party.settle, 2, "a") == keeps + "2 of another run"
@@ -238,10 +238,10 @@ def test_stage_refuses_what_breaks_the_state(party):
         return refusal(party.stage, version, drawn, sizes, removed, **kind)
 
     assert refused(version=3) == (
-        f"this party has version 1 of model {MODEL}, the next one must be 2, got 3"
+        f"this party has version 1 of model {MODEL}: the next version must be 2, got 3"
     )
     twice = refused(removed=[tags[5], tags[5]])
-    assert "the 39 rows that remain, got 3 sizes of sum 40" in twice
+    assert "to 39, the number of remaining rows, got 3 sizes with sum 40" in twice
     assert "sizes of 2 clusters" in refused(drawn=tags[:2])
     assert "must be at least 1" in refused(sizes=np.array([40, 0, 0]))
     assert view(party) == before
@@ -361,7 +361,7 @@ def test_the_log_of_the_server_names_parties_and_says_whether_q_changed(server):
 def test_save_refuses_another_version_than_the_next(server, version):
     before = view(server)
     assert refusal(server.save, version, *OLD, [], "unlearn", error=ValueError) == (
-        f"the server has version 1 of model {MODEL}, the next one must be 2, got "
+        f"the server has version 1 of model {MODEL}: the next version must be 2, got "
         f"{version}"
     )
     assert view(server) == before
@@ -424,19 +424,18 @@ def test_a_model_has_an_id(folder, state, make, who, error, model):
 
 @BOTH
 def test_a_state_of_another_kind_format_or_model(folder, state, make, who, error):
-    made, what = make(folder), f"the state of model {MODEL} at {who} is "
+    made, what = make(folder), f"the state of model {MODEL} at {who}"
     other = ServerState if state is ClientState else ClientState
     wrong = other(folder, MODEL)
     assert refusal(wrong.log, error=wrong.error) == (
-        f"the state of model {MODEL} at {wrong.owner} is no file that {wrong.owner} "
-        "has written"
+        f"the state of model {MODEL} at {wrong.owner} was not written by {wrong.owner}"
     )
     shutil.copy(made._path, folder / f"{'f' * 16}.sqlite")
     assert refusal(state(folder, "f" * 16).log, error=error).endswith(
         f"was written for model {MODEL}: the file was renamed or copied"
     )
     execute(made, "PRAGMA user_version = 2")
-    text = what + f"of format 2, and vfl-flower {vfl_flower.__version__} reads format 1"
+    text = f"{what} has format 2, but vfl-flower {vfl_flower.__version__} reads"
     assert refusal(state(folder, MODEL).log, error=error).startswith(text)
     assert refusal(make, folder, error=error).startswith(text)
 
@@ -484,15 +483,15 @@ def test_only_an_unfinished_training_begins_again(folder, state, make, who, erro
     made = make(folder)
     before = view(made)
     assert refusal(make, folder, error=error) == (
-        f"{who} has version 1 of model {MODEL} already: only a training that is not "
-        "finished can be restarted"
+        f"{who} already has version 1 of model {MODEL}: only unfinished training can "
+        "be restarted"
     )
     assert view(made) == before
 
 
 def test_ids_are_distinct(folder, caplog):
     text = refusal(ClientState.create, folder, MODEL, [*IDS, IDS[3]], SETTINGS, FACTS)
-    assert text == "ids must be distinct: some rows repeat an id"
+    assert text == "ids must be distinct, but some rows repeat an id"
     assert "repeated ids: 1" in caplog.text
     assert not folder.exists()
 

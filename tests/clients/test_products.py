@@ -16,7 +16,7 @@ def test_only_the_two_parties_that_compute_have_another_one():
         others.append(other_of(party, roles))
     assert others == [2, 0]
     party.index = 1
-    with pytest.raises(PartyError, match="must be of one of the two parties"):
+    with pytest.raises(PartyError, match="only the two computing parties"):
         other_of(party, roles)
 
 

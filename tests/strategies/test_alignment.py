@@ -311,7 +311,7 @@ def test_the_server_cannot_seal_points_itself(monkeypatch):
 
     failed = deviating(monkeypatch, tamper)
     assert failed.party == "p1"
-    assert "altered on its way" in failed.reason
+    assert "altered in transit" in failed.reason
 
 
 def test_a_list_is_encrypted_once(monkeypatch):
@@ -334,7 +334,7 @@ def test_a_step_more_than_there_are_lists():
     member.index, member.n_parties, member.run_secret = 0, 2, bytes(32)
     made = client.encrypt_ids(member, [2, 2])["points"]
     assert client.encrypt_points(member, made).keys() == {"encrypted"}
-    with pytest.raises(PartyError, match="has encrypted the lists of all others"):
+    with pytest.raises(PartyError, match="has already encrypted every other"):
         client.encrypt_points(member, made)
 
 
@@ -376,7 +376,7 @@ def test_keys_of_a_run_differ_by_their_purpose():
     assert len({client._key(member, purpose) for purpose in purposes}) == 4
 
 
-SIZES = "sizes must have the number of ids of each party"
+SIZES = "sizes must give the number of ids of each party"
 
 
 @pytest.mark.parametrize(
@@ -387,9 +387,9 @@ SIZES = "sizes must have the number of ids of each party"
         (OWN, "sizes", [120, 119, 120], SIZES),
         (OWN, "sizes", [120, 120, 0], SIZES),
         (OWN, "sizes", [120, 120, client.MOST_IDS + 1], SIZES),
-        (KEEP, "positions", [*range(20), 0], "positions must be of distinct rows"),
-        (KEEP, "positions", [], "at least 20 rows in common, and have 0"),
-        (KEEP, "positions", [*range(19)], "at least 20 rows in common, and have 19"),
+        (KEEP, "positions", [*range(20), 0], "positions must name each row once"),
+        (KEEP, "positions", [], "at least 20 rows in common, got 0"),
+        (KEEP, "positions", [*range(19)], "at least 20 rows in common, got 19"),
         (KEEP, "positions", [120], "below 120"),
     ],
 )
@@ -406,7 +406,7 @@ def test_a_request_that_cannot_be(action, name, values, rule, monkeypatch):
     [
         (lambda data: data[:-32], "must have 120 points of 32 bytes, got 3808 bytes"),
         (lambda data: data + bytes(1), "must have 120 points .* got 3841 bytes"),
-        (lambda data: bytes(32) + data[32:], "must have no point of small order"),
+        (lambda data: bytes(32) + data[32:], "must not hold small-order points"),
     ],
 )
 def test_a_party_that_sends_another_list(change, rule, monkeypatch):
@@ -439,7 +439,7 @@ def test_an_order_before_all_have_encrypted():
             encrypt_ids(parties)
             keep_rows(parties)
 
-    with pytest.raises(PartyFailed, match="not encrypted by all parties yet"):
+    with pytest.raises(PartyFailed, match="not all parties have encrypted the lists"):
         Deviating("q4").start(RealParties(parties(*own_lists())))
 
 

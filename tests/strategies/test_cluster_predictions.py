@@ -141,15 +141,15 @@ def test_rows_too_far_from_the_box_tell_no_cost(trained, tmp_path):
     model = trained("mufc", tmp_path)
     new = parties(tmp_path, seed=50)
     new[1].X[3, 0] = 1e200
-    with pytest.raises(PartyFailed, match="near enough to the box"):
+    with pytest.raises(PartyFailed, match="close enough to the box"):
         simulate(later("mufc", "Evaluation", model, tmp_path), new)
 
 
 def test_other_columns_or_no_model(kind, tmp_path, model, new):
     strategy = later(kind, "Prediction", model, tmp_path)
     for change, rule in (
-        (lambda p: {"columns": ("a", "b", "x")}, "columns of training"),
-        (lambda p: {"X": p.X[:, :2], "columns": None}, "columns of training"),
+        (lambda p: {"columns": ("a", "b", "x")}, "the training columns"),
+        (lambda p: {"X": p.X[:, :2], "columns": None}, "the training columns"),
         (lambda p: {"state_dir": None}, "no state-dir"),
     ):
         made = [dataclasses.replace(p, **change(p)) for p in new]

@@ -157,7 +157,7 @@ def test_draws_do_not_tell_the_score_of_each_row(tmp_path, fused):
     else:
         assert asked.ask(coresets.totals, size=0, **values)
         assert one(asked, VICTIM, coresets.drawn_rows, count=np.array([many])) is None
-    assert "more draws reveal the score of each" in asked.refusal
+    assert "more draws would reveal the score of each" in asked.refusal
 
 
 # -- kernel k-means: an empty consent --------------------------------------------------

@@ -146,11 +146,11 @@ def test_sums_are_those_of_the_next_block(tmp_path, monkeypatch):
     monkeypatch.setattr(party, "MOST_SUMS", 90)
     model = trained(tmp_path, "k-means")
     for start, stop in ((0, 29), (1, 31), (5, 6), (30, 61), (60, 90)):
-        with pytest.raises(PartyFailed, match="must be a block of 30 or the last one"):
+        with pytest.raises(PartyFailed, match="must be a block of 30 or the last"):
             sum_of(greeted(tmp_path, model), start, stop)
     asked = greeted(tmp_path, model)
     sums = sum_of(asked, 60, 70)
-    with pytest.raises(PartyFailed, match="those of the next 30 rows, got 10"):
+    with pytest.raises(PartyFailed, match="sums must cover the next 30 rows, got 10"):
         asked.ask_one(0, party.answer, sums=sums, evaluate=False, last=False)
 
 
@@ -172,12 +172,12 @@ def answered(member):
     ("member", "values", "rule"),
     [
         # Each party that has a mean of its own would tell it for other centres.
-        (keeping(receiver=0), {}, "of the receiver's model"),
-        (keeping(), {"sums": np.ones(79)}, "of the receiver's model"),
-        (keeping(), {"sums": np.ones(60)}, "of the next 40 rows, got 30"),
-        (answered(keeping()), {}, "once a session"),
+        (keeping(receiver=0), {}, "must be of the model, and sent to"),
+        (keeping(), {"sums": np.ones(79)}, "must be of the model, and sent to"),
+        (keeping(), {"sums": np.ones(60)}, "the next 40 rows, got 30"),
+        (answered(keeping()), {}, "only once in a session"),
         (keeping("linear"), {"sums": np.ones(40)}, "holds no labels"),
-        (Party(np.ones((40, 2))), {}, "no model of the parties' blocks"),
+        (Party(np.ones((40, 2))), {}, "no linear model or centres"),
     ],
 )
 def test_sums_that_a_party_does_not_answer(member, values, rule):
@@ -189,7 +189,7 @@ def test_sums_that_a_party_does_not_answer(member, values, rule):
 def test_the_mean_of_some_rows_is_not_told(monkeypatch):
     """A server reads a block of rows, or few of them, if it says too soon `last`."""
     monkeypatch.setattr(party, "MOST_SUMS", 60)
-    with pytest.raises(PartyError, match="must be of all 40 rows"):
+    with pytest.raises(PartyError, match="must cover all 40 rows"):
         party.answer(keeping(), np.ones(60), evaluate=True, last=True)
 
 
@@ -357,7 +357,7 @@ def test_predictions_that_overflow_are_not_refused(model):
 @pytest.mark.parametrize(
     ("values", "rule"),
     [
-        ({"high": np.zeros(29), "low": np.zeros(29)}, "of the rows held out, got 29"),
+        ({"high": np.zeros(29), "low": np.zeros(29)}, "the rows held out, got 29"),
         ({"test": False}, "test or train must be true"),
     ],
 )

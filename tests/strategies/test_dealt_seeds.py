@@ -61,7 +61,7 @@ def test_a_false_seed_of_columns_is_refused(monkeypatch, name, owner, which):
     monkeypatch.setattr(dealing, "deal_owner", false)
     nothing_is_multiplied(monkeypatch, triples.GramTriple, "add", which)
     refuses = ("p2", "p0")[which]
-    rule = rf"'{refuses}'.*the dealer must give party {owner} the seeds of the masks"
+    rule = rf"'{refuses}'.*the dealer must give party {owner} the seeds of the comp"
     with pytest.raises(PartyFailed, match=rule):
         simulate(LINEAR[name], parties(), seed=0)
 
@@ -73,7 +73,7 @@ def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
 
     monkeypatch.setattr(dealing, "deal_row_owner", false)
     nothing_is_multiplied(monkeypatch, triples.PredictionTriple, "share_of_weights", 0)
-    rule = "'p2'.*the dealer must give party 0 and party 1 the seeds of the masks"
+    rule = "'p2'.*the dealer must give party 0 and party 1 the seeds of the"
     with pytest.raises(PartyFailed, match=rule):
         simulate(LINEAR["kernel"].replace(test_fraction=0.3), parties(), seed=0)
 
@@ -90,7 +90,7 @@ def test_a_false_triple_of_relevance_is_refused(monkeypatch, place):
         return first, Dealt.of(deal, 1, second.seed, changed)
 
     monkeypatch.setattr(ridge_relevance.triples, "deal_predictions", false)
-    rule = "'p2'.*the triple of the dealer must be right, and is not: the relevance"
+    rule = "'p2'.*the dealer's triple failed the check: the relevance"
     with pytest.raises(PartyFailed, match=rule):
         simulate(LINEAR["kernel"].replace(relevance=True), parties(), seed=0)
 

@@ -108,7 +108,7 @@ def test_a_party_checks_its_own_digest():
         return replace(blocks, digests=digests)
 
     asked._blocks = forged
-    with pytest.raises(PartyFailed, match="the digest of what this party is told"):
+    with pytest.raises(PartyFailed, match="the digest of this party's inputs"):
         distances(asked, 20)
 
 

@@ -215,7 +215,7 @@ def test_always(action, kind, clock):
     if kind in ("unavailable", "reply unavailable", "overtaken"):
         assert reason == "as planned"
     else:
-        assert reason == "the message was damaged on its way"
+        assert reason == "the message was damaged in transit"
 
 
 @pytest.mark.parametrize("kind", HEALED)

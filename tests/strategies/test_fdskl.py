@@ -642,8 +642,8 @@ def test_a_model_that_predicts_nothing_positive_says_so():
     assert result.metrics["test_true_positives"] == 0
     assert [w.partition(":")[0] for w in result.warnings] == [
         "the model is no better than the base rate",
-        "the model predicts no row held out to be of the second class, the positive "
-        "one, of which 30 are",
+        "the model predicts the second class, the positive one, for no row held out, "
+        "but 30 rows are of this class",
     ]
 
 

@@ -135,12 +135,12 @@ def test_the_server_sees_the_same_messages_whether_or_not_labels_break_a_rule(
 ):
     """The same steps, names and sizes, and no refusal; the party's log says why."""
     (usual, sizes), result = usual_view(strategy, good)
-    assert "labels of this party are not used" not in caplog.text
+    assert "party's labels are not used" not in caplog.text
     with caplog.at_level(logging.ERROR):
         (seen, other_sizes), constant = view(strategy, bad)
     assert seen == usual
     assert np.abs(other_sizes - sizes).max() <= 8  # a number in a few bytes more
-    assert "the labels of this party are not used, and the model will be" in caplog.text
+    assert "this party's labels are not used, and the model will be" in caplog.text
     if isinstance(strategy, vf.CoresetVRLR):
         assert not np.concatenate(constant.model.coef_).any()
         assert np.concatenate(result.model.coef_).all()

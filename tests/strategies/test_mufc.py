@@ -476,10 +476,10 @@ def test_rows_that_are_gone_unasked_end_the_run(parties, folder, caplog, model):
     gone = ordinary(north, model, 2)
     less = [without(north, gone), *parties[1:]]
     before = files(folder)
-    rule = "must hold the rows of training that were not forgotten"
+    rule = "must hold each training row that was not forgotten"
     for asked, remaining in ([], 14), (gone[:1], 13):
         failure("north", "forget", partial(forget, less, folder, model, asked), rule)
-        line = f"{remaining} rows of training were not forgotten: the data hold 12 of"
+        line = f"{remaining} training rows were not forgotten: the data hold 12 of"
         assert line in caplog.text
     assert files(folder) == before
     check(parties, folder, model)
@@ -1054,9 +1054,9 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
         ({"min_rows_per_bin": 0}, "at least 1"),
         ({"gamma": 0}, "above 0"),
         ({"gamma": 1.01}, "at most 1"),
-        ({"gamma": 2.0**-32}, "give a column at most 2^32 bins"),
-        ({"gamma": 1e-17, "privacy": "none"}, "give a column at most 2^32 bins"),
-        ({"gamma": 5e-324, "field": "paper"}, "give a column at most 2^32 bins"),
+        ({"gamma": 2.0**-32}, "a column must have at most 2^32 bins"),
+        ({"gamma": 1e-17, "privacy": "none"}, "a column must have at most 2^32 bins"),
+        ({"gamma": 5e-324, "field": "paper"}, "a column must have at most 2^32 bins"),
     ],
 )
 def test_bad_settings(settings, rule):
@@ -1161,7 +1161,7 @@ def test_the_field_of_the_paper_is_for_few_columns(tmp_path, folder):
     ("change", "rule"),
     [
         (lambda p: {"ids": None, "ids_digest": None}, "the data need an id-column"),
-        (lambda p: {"state_dir": p.state_dir.parent / "north"}, "of this party alone"),
+        (lambda p: {"state_dir": p.state_dir.parent / "north"}, "must not be shared"),
         (
             lambda p: {"columns": [*"ab"], "X": p.X * (1, 99)},
             "column 'b' must have values inside the agreed box",

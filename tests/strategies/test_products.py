@@ -107,7 +107,7 @@ def test_a_triple_of_another_run_is_refused(monkeypatch):
 
     monkeypatch.setattr(server, "deal_all", replay)
     simulate(ON_ALL_ROWS, parties(), seed=0)
-    with pytest.raises(PartyFailed, match="must be of this use and unchanged"):
+    with pytest.raises(PartyFailed, match="for this use and unaltered"):
         simulate(ON_ALL_ROWS, parties(), seed=0)
 
 
@@ -155,13 +155,13 @@ def asked(roles, **changes):
     [
         ({"dealer": 0}, "must be different parties"),
         ({"dealer": 2}, "must be different parties"),
-        ({"first": 0, "second": 1}, "the party with the labels"),
-        ({"owners": [3, 2, 3]}, "owners must have 2 columns"),
-        ({"owners": [2, 6]}, "owners must be 3 numbers"),
+        ({"first": 0, "second": 1}, "must be the label holder"),
+        ({"owners": [3, 2, 3]}, "owners must give 2 columns"),
+        ({"owners": [2, 6]}, "owners must give 3 numbers"),
         ({"owners": [2, 2**12, 3]}, "1 to 4096 columns"),
-        ({"rows": N - 1}, "counted and rows must be those"),
+        ({"rows": N - 1}, "counted and rows must match"),
         ({"rows": N + 1}, "rows must be from 1 to 400, got 401"),
-        ({"dealer": 1}, "what is dealt must come from the dealer"),
+        ({"dealer": 1}, "randomness must come from the dealer"),
         ({"fraction": 16}, "fraction must be 0"),
         ({"turn": 1}, "turn must be 0, got 1"),
     ],
@@ -176,7 +176,7 @@ def test_roles_that_a_party_refuses(change, reason):
 def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
     one = one_of_three()
     roles = Roles(2, 0, [2, 3, 3], N, joint=joint, fraction=fraction)
-    with pytest.raises(PartyError, match="joint columns come in pairs"):
+    with pytest.raises(PartyError, match="joint must be even, and 0"):
         party.check_roles(one, roles, 2, fraction)
     roles = dataclasses.replace(roles, joint=2 * bool(fraction))
     party.check_roles(one, roles, 2, fraction)
@@ -214,7 +214,7 @@ OPENINGS = dict.fromkeys(range(3), BYTES)
 )
 def test_a_party_needs_joint_columns_and_proofs_of_the_other(columns, joint, checks):
     one, _ = multiplying(joint=columns)
-    with pytest.raises(PartyError, match="joint and checks must be those of the other"):
+    with pytest.raises(PartyError, match="joint and checks must be from the other"):
         party.multiply(one, openings=OPENINGS, joint=joint, checks=checks)
 
 
@@ -231,7 +231,7 @@ def test_a_party_that_does_not_compute_multiplies_nothing():
         ({1: np.zeros(320, np.uint8)}, "the share of the second party"),
         ({0: np.zeros(319, np.uint8)}, "share must have 320 bytes, got 319"),
         ({0: np.zeros(321, np.uint8)}, "share must have 320 bytes, got 321"),
-        ({0: np.ones(320, np.uint8)}, "the triple of the dealer must be right"),
+        ({0: np.ones(320, np.uint8)}, "the dealer's triple failed the check"),
     ],
 )
 def test_a_share_that_opens_nothing(share, rule):
@@ -319,7 +319,7 @@ def test_columns_that_differ_in_one_row_do_not_point_to_it():
 def test_a_gram_matrix_of_few_rows_is_refused(rows, weights):
     roles = Roles(2, 0, [2, 3, 3], len(np.unique(rows)))
     coreset = WeightedRows(rows.astype(np.uint32), weights)
-    with pytest.raises(PartyError, match="8 columns must be of at least 32 rows"):
+    with pytest.raises(PartyError, match="8 columns needs at least 32 rows"):
         asked(roles, coreset=coreset, dealt=np.zeros(9, np.uint8))
 
 
@@ -382,7 +382,7 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
     lines = [line for line in caplog.messages if "columns of this" in line]
     line = "added up with others: ['d', 'f']; columns left out of the model: []"
     assert line in lines[0]
-    assert "others: []; columns left out of the model: ['2'];" in lines[1]
+    assert "other columns: []; columns left out of the model: ['2'];" in lines[1]
     assert 0 < int(lines[0].rpartition(" ")[2]) < 20
     assert result.metrics["left_out"] == 2
 
@@ -579,7 +579,7 @@ def test_who_computes_is_refused_before_any_column_is_opened(tmp_path):
     [
         (lambda sent: sent | {0: sent[1], 1: sent[0]}, "must come from that party"),
         (lambda sent: sent | {0: BYTES}, "must come from a party, encrypted"),
-        (lambda sent: {j: sent[j] for j in (1, 2)}, "openings must be those of all"),
+        (lambda sent: {j: sent[j] for j in (1, 2)}, "openings must hold the openings"),
     ],
     ids=["swapped", "invented by the server", "withheld"],
 )

@@ -456,15 +456,15 @@ def asked(made, roles, **changes):
 @pytest.mark.parametrize(
     ("roles", "values", "reason"),
     [
-        ({}, {"counted": 3}, "counted must be the columns of the Gram matrix"),
-        ({"rows": N - 1}, {}, "rows must be those to train on"),
-        ({"turn": 1}, {}, "turn must be the next one, 0"),
+        ({}, {"counted": 3}, "counted must be the number of columns of the"),
+        ({"rows": N - 1}, {}, "rows must be the number of training rows"),
+        ({"turn": 1}, {}, "turn must be 0, the next"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
         *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
         ({"fraction": 24}, {}, "fraction must be 26"),
         ({"owners": [5, 9, 7]}, {}, "columns of this party"),
-        ({"owners": [500, 4, 8]}, {}, "must be of at least 2080 rows"),
+        ({"owners": [500, 4, 8]}, {}, "needs at least 2080 rows"),
         ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "must"),
     ],
 )
@@ -519,9 +519,9 @@ def test_a_party_takes_two_turns_and_each_once():
     for turn in range(2):
         roles = dataclasses.replace(first, turn=turn)
         asked(made, roles)
-        with pytest.raises(PartyError, match="turn must be the next one"):
+        with pytest.raises(PartyError, match="turn must be 1, the next"):
             asked(made, roles)
-    with pytest.raises(PartyError, match="turn must be the next one, 2, and below 2"):
+    with pytest.raises(PartyError, match="turn must be 2, the next, and below 2"):
         asked(made, dataclasses.replace(roles, turn=2))
 
 
@@ -630,8 +630,8 @@ def test_frequencies_and_probes_are_hidden_by_uniform_numbers():
 @pytest.mark.parametrize(
     ("probes", "reason"),
     [
-        (None, "probes must come from the party with the labels"),
-        ({0: np.zeros(8, np.uint8)}, "probes must come from the party with the labels"),
+        (None, "probes must come from the label holder alone"),
+        ({0: np.zeros(8, np.uint8)}, "probes must come from the label holder alone"),
         ({2: np.zeros(8, np.uint8)}, "elements must be"),
     ],
 )
@@ -647,10 +647,10 @@ def test_what_was_dealt_for_another_party_or_turn_is_refused():
     owners = {"owners": [6, roles.owners[1], 6]}
     for session, change in (5, owners), (5, {"turn": 1}), (6, {}):
         other = dataclasses.replace(roles, **change)
-        with pytest.raises(PartyError, match="of this use and unchanged"):
+        with pytest.raises(PartyError, match="for this use and unaltered"):
             asked(made, roles, dealt=dealing.deal_turn(session, bytes(32), other)[1])
     others, _ = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
-    with pytest.raises(PartyError, match="of this use and unchanged"):
+    with pytest.raises(PartyError, match="for this use and unaltered"):
         asked(made, roles, triple=others[0])
 
 
@@ -710,11 +710,11 @@ ALONE = "'angles_3' must be for that party alone"
         (server, "sums_of_angles", astray, ALONE),
         (server_scoring, "sums_of_angles", astray, ALONE),
         (Parties, "_sum_request", travelling, "must be for that party alone"),
-        (server, "score_rows", twice_but_one, "the errors of its predictions once"),
-        (server, "score_rows", one_repeated, "evaluated on each row once"),
+        (server, "score_rows", twice_but_one, "errors of its predictions only once"),
+        (server, "score_rows", one_repeated, "evaluated on each row only once"),
         (server, "score_rows", others_in_one_turn, "turn must be 1, got 0"),
-        (server, "row_roles", of_another, "party with the weights, and no other"),
-        (dealing, "deal_predictions", wrong_triple, "of the dealer must be right"),
+        (server, "row_roles", of_another, "must be opened by the party with the"),
+        (dealing, "deal_predictions", wrong_triple, "dealer's triple failed the check"),
     ],
 )
 def test_a_server_that_deviates_is_refused(monkeypatch, module, name, deviating, rule):
@@ -773,9 +773,9 @@ def scoring(trained, index):
 @pytest.mark.parametrize(
     ("index", "changes", "values", "rule"),
     [
-        (0, {"joint": 22}, {}, "joint and rows must be those of the model"),
-        (0, {"rows": 99}, {}, "joint and rows must be those of the model"),
-        (2, {}, {"outputs": 2}, "outputs must be 1, those of the model, got 2"),
+        (0, {"joint": 22}, {}, "joint must match the model, and rows"),
+        (0, {"rows": 99}, {}, "joint must match the model, and rows"),
+        (2, {}, {"outputs": 2}, "outputs must be 1, as in the model, got 2"),
     ],
 )
 def test_scores_are_those_of_the_model(trained, index, changes, values, rule):
@@ -790,12 +790,12 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
     made, roles = scoring(trained, 1)
     made.remember(ridge_scores.ScoresState())
     asked = {"outputs": 1, "bits": 16, "angles": np.zeros(8, "u2")}
-    with pytest.raises(PartyError, match="the step must follow rows, once"):
+    with pytest.raises(PartyError, match="must follow the step rows, once"):
         ridge_scores.products(made, **asked, weights={2: np.zeros(8, np.uint8)})
     dealt = dealing.deal_rows(5, bytes(32), roles, 1)[1]
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)}
     ridge_scores.rows(made, roles=roles, dealt=dealt, **values)
-    with pytest.raises(PartyError, match="that the first party has hid"):
+    with pytest.raises(PartyError, match="first party's hidden weights"):
         ridge_scores.products(made, **asked, weights=weights)
 
 
@@ -843,17 +843,17 @@ BARE |= {"angles": None, "bits": 16}
         (lambda: prepared()[0], party.open_joint, {}, "an earlier step"),
         (lambda: prepared()[0], products.multiply, {}, "an earlier step"),
         (lone, solving.fit, {"kinds": [1] * 9}, "an earlier step of the run"),
-        (lone, ridge_scores.rows, NEW, "no model of this kind"),
-        (hiding, solving.fit, {"kinds": [1] * 9}, "the step must follow multiply"),
+        (lone, ridge_scores.rows, NEW, "no model of this strategy"),
+        (hiding, solving.fit, {"kinds": [1] * 9}, "must follow the step multiply"),
         (hiding, party.open_joint, {"angles": ANGLES}, "angles must be given"),
         (lambda: hiding(0), party.open_joint, {}, "angles must be given"),
-        (lambda: hiding(0), products.multiply, {}, "must be those of"),
+        (lambda: hiding(0), products.multiply, {}, "must hold the openings"),
         (MODELLED, party.prepare, {"task": TASK}, "has its model already"),
         (
             lambda: lone(0),
             ridge_scores._joint_shares,
             BARE,
-            "angles must be given where",
+            "angles must be given for joint",
         ),
     ],
 )
@@ -867,14 +867,14 @@ def test_joint_features_are_opened_once_a_turn_and_products_made_once():
     """Another multiple, say, would show two values under one mask: for any caller."""
     made = hiding()
     party.open_joint(made, multiple=2)
-    with pytest.raises(PartyError, match="joint features are opened once"):
+    with pytest.raises(PartyError, match="joint features must be opened only once"):
         party.open_joint(made, multiple=3)
     products.multiply(made)
-    with pytest.raises(PartyError, match="a Gram matrix is computed once"):
+    with pytest.raises(PartyError, match="the Gram matrix was computed already"):
         products.multiply(made)
     for done in ({"joint": np.ones(1, np.uint8)}, {"multiplied": True}):
         state = products.ProductState(ROLES, np.zeros(0, np.uint8), **done)
-        with pytest.raises(PartyError, match="joint columns are opened once"):
+        with pytest.raises(PartyError, match="joint columns must be opened only once"):
             products.open_joint(lone(0), state, iter(()))
 
 
@@ -882,7 +882,7 @@ def test_joint_features_are_opened_once_a_turn_and_products_made_once():
     ("label", "task", "rule"),
     [
         (np.nan, {}, "all rows to train on must have a label"),
-        (1.0, {"target": "multiclass"}, "must have three values or more"),
+        (1.0, {"target": "multiclass"}, "must have at least three values"),
     ],
 )
 def test_labels_that_do_not_fit_the_target(label, task, rule):
@@ -896,9 +896,9 @@ def test_labels_that_do_not_fit_the_target(label, task, rule):
     ("step", "changes", "rule"),
     [
         ("hide_rows", {}, "before the step relevance"),
-        ("relevance", {"kinds": [1] * 9}, "kinds must be the local columns"),
+        ("relevance", {"kinds": [1] * 9}, "kinds must be the numbers of local"),
         ("relevance", {"counted": 3}, "must be the number of the other parties'"),
-        ("fit", {"kinds": [1] * 9}, "kinds must be the local columns"),
+        ("fit", {"kinds": [1] * 9}, "kinds must be the numbers of local"),
     ],
 )
 def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):
@@ -1100,5 +1100,5 @@ def test_what_is_dealt_for_ridge_hides_no_other_columns():
     dealt = dealing.deal_all(uses[0], bytes(32), ridge_roles)[1]
     columns = [np.zeros((N, 3))]
     products.hide(lone(), products.ProductState(ridge_roles, dealt), columns)
-    with pytest.raises(PartyError, match="of this use and unchanged"):
+    with pytest.raises(PartyError, match="for this use and unaltered"):
         products.hide(lone(), products.ProductState(coreset, dealt), columns)

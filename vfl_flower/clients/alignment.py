@@ -3,8 +3,8 @@
 The ids of a party become points of Curve25519 (:mod:`vfl_flower.secure_aggregation.
 points`). The party shuffles its list, encrypts it under a key of this run alone, and
 sends it to the next party, sealed; each party encrypts it once more and keeps its
-order. The last one gives it to the server. Then each list is encrypted under the keys
-of all parties, so that points of one id are equal, in whatever list.
+order. The last party sends it to the server. Then each list is encrypted under the keys
+of all parties, so that equal ids have equal points in all lists.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ log = logging.getLogger("vfl_flower")
 step = step_of("alignment")
 
 MOST_IDS = 2**24
-"""Most ids of one party: 512 MiB of points."""
+"""Maximum number of ids of one party: 512 MiB of points."""
 
 KEY_FILE = "alignment.key"
 """File in the ``state-dir`` with the secret key that the parties share."""
 
 LEAST_OF_KEY = 32
-"""Fewest bytes of that key."""
+"""Minimum length of that key, in bytes."""
 
 Bytes32 = Annotated[Array, Whole("* 32", 0, 256)]
 """Points or hashes, 32 bytes each."""
@@ -54,12 +54,12 @@ Bytes32 = Annotated[Array, Whole("* 32", 0, 256)]
 
 @stored_as("vfl_flower.clients.alignment.Passes")
 class Passes:
-    """What a party remembers of a run."""
+    """A party's state between the steps of a run."""
 
     sizes: list[int]
     """How many ids each party has, according to the server, in party order."""
     left: int
-    """How many lists of other parties it will still encrypt."""
+    """Number of other parties' lists that it has yet to encrypt."""
     ids: bytes
     """Digest of the party's ids in the order of its file."""
     rows: Array | None = None
@@ -117,7 +117,7 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
     """
     run = party.recall(Passes)
     if run.left < 1:
-        raise PartyError("this party has encrypted the lists of all others")
+        raise PartyError("this party has already encrypted every other party's list")
     owner = ((party.index or 0) + run.left) % party.n_parties
     if len(points) != POINT_BYTES * run.sizes[owner]:
         raise PartyError(
@@ -130,7 +130,7 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
         encrypted = encrypt(received, _key(party, "points"))
     except ValueError:
         raise PartyError(
-            f"the list of the party at place {owner} must have no point of small order"
+            f"the list of the party at place {owner} must not hold small-order points"
         ) from None
     if run.left:
         return {"points": encrypted.tobytes()}
@@ -145,8 +145,8 @@ def hash_with_key(
 ) -> Hashes:
     """Return keyed hashes of the party's ids, shuffled; the `salt` is common to all.
 
-    The server chooses it, so the parties' keys of the session count too: no hash comes
-    in two sessions.
+    The server chooses it, so the parties' session keys enter the hashes too: no hash
+    occurs in two sessions.
     """
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
@@ -171,13 +171,13 @@ def keep_order(
     """
     run = party.recall(Passes)
     if run.left:
-        raise PartyError("the lists are not encrypted by all parties yet")
+        raise PartyError("not all parties have encrypted the lists yet")
     least = 1 if party.allow_plain else LEAST_ROWS
     if len(np.unique(positions)) < len(positions):
-        raise PartyError("positions must be of distinct rows")
+        raise PartyError("positions must name each row once")
     if len(positions) < least:
         raise PartyError(
-            f"the parties must have at least {least} rows in common, and have "
+            f"the parties must have at least {least} rows in common, got "
             f"{len(positions)}"
         )
     ids = normal_ids(party.read_ids())
@@ -202,8 +202,8 @@ def _check_sizes(party: Party, sizes: list[int]) -> None:
     fits = len(sizes) == party.n_parties and sizes[party.index or 0] == party.n_rows
     if not fits or not all(0 < size <= MOST_IDS for size in sizes):
         raise PartyError(
-            f"sizes must have the number of ids of each party, {party.n_rows} of "
-            f"this party, and at most {MOST_IDS} of any"
+            f"sizes must give the number of ids of each party, {party.n_rows} for "
+            f"this party, and at most {MOST_IDS} for any"
         )
     log.warning("an alignment of lists of %s ids", ", ".join(map(str, sizes)))
 
@@ -239,8 +239,8 @@ def _shared_key(party: Party) -> bytes:
         key = read_private(path)
     if mode & 0o077:
         raise PartyError(
-            f"{KEY_FILE!r} must be a file that its user alone may read (mode 600), got "
-            f"mode {mode:o}"
+            f"{KEY_FILE!r} must be readable by its owner alone (mode 600), got mode "
+            f"{mode:o}"
         )
     if len(key) < LEAST_OF_KEY:
         raise PartyError(

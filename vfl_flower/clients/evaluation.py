@@ -1,4 +1,4 @@
-"""What a party with labels reports of a model: a few numbers, and none of a row."""
+"""Metrics that a party with labels reports: a few numbers, none of a single row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("vfl_flower")
 Share = Annotated[float, Ge(0), Le(1)]
 
 MAX_CLASSES = 100
-"""Most classes that labels may have."""
+"""Maximum number of classes of the labels."""
 
 Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
 """C, the number of functions that the label holders learn: one for each class, or one
@@ -36,7 +36,7 @@ OfBins = Annotated[Array, Reals("bins"), FEW_BINS]
 
 
 class Measures(TypedDict, total=False):
-    """What a party reports of answers for rows held out; see ``docs/simulate.md``."""
+    """Metrics that a party reports for held-out rows; see ``docs/simulate.md``."""
 
     test_rows: Count
     test_error: Share
@@ -73,7 +73,7 @@ class Predicted(TypedDict):
 
 
 CURVE = "curve_"
-"""How the names of numbers of bins begin."""
+"""Prefix of the names of numbers of bins."""
 
 NAMES = tuple(name for name in Measures.__annotations__ if not name.startswith(CURVE))
 """The names of the other numbers."""
@@ -103,8 +103,8 @@ def check_numbers(party: Party) -> None:
     """Raise ``PartyError`` where a party's labels are categories, for a regression."""
     if party.y is not None and "classes" in (party.encoding or {}):
         raise PartyError(
-            "labels must be numbers for a regression, and this party's are categories: "
-            "write them as numbers"
+            "labels must be numbers for a regression, but this party's labels are "
+            "categories: write them as numbers"
         )
 
 
@@ -123,13 +123,13 @@ def classes_of(party: Party, target: Target) -> Array:
         if count > MAX_CLASSES:
             hint = ": set target to 'continuous'"
         raise PartyError(
-            "labels must have two values for target 'binary', this party's have "
+            "the number of distinct labels must be 2 for target 'binary', got "
             f"{count}{hint}"
         )
     if target == "multiclass" and not 2 <= count <= MAX_CLASSES:
         raise PartyError(
-            f"labels must have from 2 to {MAX_CLASSES} values for target 'multiclass', "
-            f"this party's have {count}"
+            f"the number of distinct labels must be from 2 to {MAX_CLASSES} for target "
+            f"'multiclass', got {count}"
         )
     return classes
 
@@ -140,7 +140,7 @@ def columns_of(target: Target, classes: Array) -> int:
 
 
 def signs_of(y: Array, target: Target, classes: Array) -> Array:
-    """Return labels as the losses take them, shape (n, C): -1 and +1, or real."""
+    """Return labels in the form that the losses need, (n, C): -1 and +1, or real."""
     if target == "continuous":
         return y[:, None]
     columns = classes[1:] if target == "binary" else classes
@@ -159,26 +159,26 @@ def check_columns(party: Party, width: int, trained: list[str]) -> None:
 
 
 def least_rows(party: Party) -> int:
-    """Return the fewest rows, and rows of a class, of which a party reports a number.
+    """Return the minimum number of rows, also per class, behind a reported number.
 
-    Twenty, or in a run in one process half of those with labels where these are fewer.
+    It is 20; a run in one process with few labelled rows needs only half of them.
     """
     half = party.n_labels // 2 if party.row_sets is None else LEAST_ROWS
     return min(LEAST_ROWS, half)
 
 
 def hides_each(party: Party, rows: Array) -> bool:
-    """Return whether a mean over some rows, whose labels are here, hides each of them.
+    """Return whether a mean over these labelled rows hides each of them.
 
     Raises PartyError if a row occurs twice: often enough, it would determine the mean.
     """
     if len(np.unique(rows)) < len(rows):
-        raise PartyError("a model is evaluated on each row once, and some are repeated")
+        raise PartyError("a model must be evaluated on each row only once")
     return len(rows) >= max(1, least_rows(party))
 
 
 def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
-    """Return which of some rows have labels here, and these; none if they are few.
+    """Return which of some rows have labels here, and the labels; none if too few.
 
     Raises PartyError if the party has `evaluated` before, or if it holds no labels.
     """
@@ -186,13 +186,13 @@ def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
         raise PartyError("this party holds no labels")
     if evaluated:
         raise PartyError(
-            "this party reports the errors of its predictions once a session"
+            "this party reports the errors of its predictions only once in a session"
         )
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
     if not hides_each(party, rows[known]):
         log.warning(
-            "too few labels for their mean error to hide each: it is not reported"
+            "too few labels for their mean error to hide each one: it is not reported"
         )
         return known, y[:0]
     return known, y[known]
@@ -208,22 +208,22 @@ def measures_of(
     probability: Array | None = None,
     curves: bool = False,
 ) -> Measures:
-    """Return what a party reports of the answers for rows whose labels it knows.
+    """Return the metrics of the predictions for rows whose labels the party knows.
 
-    Numbers of two classes are reported only if there are as many rows of each as
-    :func:`least_rows` says, and the base rate only if as many are not of the most
-    frequent class: what they say of few rows, they say of each.
+    Metrics of two classes are reported only if each class has at least
+    :func:`least_rows` rows, and the base rate only if at least that many rows are
+    outside the most frequent class: a metric over few rows reveals each of them.
 
-    `scores`, by which the model ranks rows of two classes, of which the second is
-    positive, and `probability`, what it gives the class that a row has, have the shape
-    (n,). Raises PartyError if the mean squared error is not finite.
+    `scores` rank rows of two classes, of which the second is positive; `probability` is
+    the predicted probability of a row's own class; both have the shape (n,). Raises
+    PartyError if the mean squared error is not finite.
     """
     bins: dict[str, Array] = {}
     if target == "continuous":
         numbers = evaluation.regression(y, predicted)
         if not np.isfinite(numbers["loss"] + numbers["loss_se"]):
             raise PartyError(
-                "the mean squared error is not finite: steps are too large"
+                "the mean squared error is not finite: choose smaller steps"
             )
         if curves:
             bins = evaluation.regression_curve(y, predicted, LEAST_ROWS)

@@ -42,26 +42,26 @@ log = logging.getLogger("vfl_flower")
 step = step_of("products")
 
 ROWS_PER_COLUMN = 4
-"""Fewest rows of a Gram matrix that is opened, for each of its columns."""
+"""Minimum number of rows of an opened Gram matrix, for each of its columns."""
 
 MOST_LEVERAGE = 0.5
 """Largest leverage score of a row in the columns of one party."""
 
 MOST_COLUMNS = 2**12
-"""Most columns of a Gram matrix: a triple of so many takes 64 MB."""
+"""Maximum number of columns of a Gram matrix: its triple takes 64 MB."""
 
 Bytes = Whole("*", 0, 256)
 
 Secrets = Annotated[dict[int, Array], Bytes, PRIVATE]
-"""What parties encrypt for one another: by receiver, in a request by sender."""
+"""Bytes that parties encrypt for one another: by receiver; in a request by sender."""
 
 FromServer = Annotated[Array, Bytes, OWN]
-"""What the server, as the dealer, sends to this party alone."""
+"""Bytes that the server, as the dealer, sends to this party alone."""
 
 
 @stored_as("vfl_flower.clients.products.ProductState")
 class ProductState:
-    """What a party stores of a Gram matrix."""
+    """A party's state of a Gram matrix."""
 
     roles: Roles
     dealt: Array
@@ -75,7 +75,7 @@ class ProductState:
 
 
 class Hidden(TypedDict):
-    """What :func:`hide` adds to the reply of a step."""
+    """Values that :func:`hide` adds to the reply of a step."""
 
     openings: Secrets
     checks: NotRequired[Secrets]
@@ -108,31 +108,31 @@ def check_roles(
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
     A `fraction` of 0 bits means no joint columns; `labels` is whether the first party
-    holds labels. `turn` is the only one that a step of a single turn allows.
+    holds labels. `turn` is the round that the step requires, if it allows only one.
     """
     named = roles.first, roles.second, roles.dealer
     places = [place for place in named if place is not None]
     if len(set(places)) < len(places) or max(places) >= party.n_parties:
         raise PartyError(
-            "the first, the second and the dealing party must be different parties: a "
-            "dealer that computes reads the rows"
+            "first, second and dealer must be different parties: a computing dealer "
+            "could read the rows"
         )
     index = party.index or 0
     if labels and (index == roles.first) != (party.y is not None):
         raise PartyError(
-            "the party with the labels, and no other one, opens the Gram matrix"
+            "the first party, which opens the Gram matrix, must be the label holder"
         )
     if len(roles.owners) != party.n_parties or min(roles.owners) < 0:
-        raise PartyError(f"owners must be {party.n_parties} numbers of columns")
+        raise PartyError(f"owners must give {party.n_parties} numbers of columns")
     if columns is not None and roles.owners[index] != columns:
         raise PartyError(
-            f"owners must have {columns} columns of this party, got "
+            f"owners must give {columns} columns for this party, got "
             f"{roles.owners[index]}"
         )
     if roles.fraction != fraction or roles.joint % 2 or (roles.joint and not fraction):
         raise PartyError(
-            f"fraction must be {fraction}, and joint columns come in pairs and with a "
-            f"fraction alone, got {roles.fraction} and {roles.joint}"
+            f"fraction must be {fraction}, and joint must be even, and 0 without a "
+            f"fraction, got {roles.fraction} and {roles.joint}"
         )
     if turn is not None and roles.turn != turn:
         raise PartyError(f"turn must be {turn}, got {roles.turn}")
@@ -150,23 +150,23 @@ def check_roles(
         first = roles.second == min(others)
         if lines := party.consent.lacks_names(computing, party.n_parties, first):
             raise PartyError(
-                f"this party's consent lacks {', '.join(lines)}: it must name who "
-                "deals correlated randomness, and who computes with the party that has "
-                "the labels, since any two of the three together read the rows"
+                f"this party's consent lacks {', '.join(lines)}: it must name the "
+                "dealer and the party that computes with the label holder, since any "
+                "two of these three can together read the rows"
             )
 
 
 def withhold(party: Party, rule: str) -> None:
     """Note at the label holder that it does not use its labels, which break a rule.
 
-    The server chooses the rows. So a refusal would reveal facts about labels, as often
-    as it asks: instead zeros take their place, and the protocol ends with the model
-    that predicts a constant. Raises PartyError if all parties are in one process, whose
-    user may know.
+    The server chooses the rows, so each refusal would reveal facts about labels.
+    Instead, zeros take their place, and the protocol ends with the model that predicts
+    a constant. Raises PartyError if all parties are in one process, whose user may
+    know.
     """
     if party.allow_plain:
         raise PartyError(rule)
-    what = "the labels of this party are not used, and the model will be constant"
+    what = "this party's labels are not used, and the model will be constant"
     log.error("%s: %s", what, rule)
 
 
@@ -186,17 +186,17 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
     limit = party.consent.leaves.get("moments") if party.consent is not None else None
     if limit is not None and limit.rows is not None and effective < limit.rows:
         raise PartyError(
-            "this party's consent lets moments leave it of at least "
-            f"{limit.rows} rows in each Gram matrix: these {rows} rows count as "
-            f"{effective:.0f}; raise the setting of their number (size, rows)"
+            "this party's consent requires at least "
+            f"{limit.rows} rows in each Gram matrix, but these {rows} rows count as "
+            f"{effective:.0f}; increase the number of rows (setting size or rows)"
         )
     if effective < least:
         raise PartyError(
-            f"a Gram matrix of {columns} columns must be of at least {least} rows, "
-            f"{ROWS_PER_COLUMN} a column of all parties and {LEAST_ROWS} in all, and "
-            f"one row must not have the weight of many: these {rows} rows count as "
-            f"{effective:.0f}; raise the setting of their number (size, rows) or leave "
-            "out columns"
+            f"a Gram matrix of {columns} columns needs at least {least} rows "
+            f"({ROWS_PER_COLUMN} for each column of all parties, {LEAST_ROWS} in all) "
+            f"of similar weights, but these {rows} rows count as {effective:.0f}; "
+            "increase the number of rows (setting size or rows) or leave out "
+            "columns"
         )
 
 
@@ -229,7 +229,7 @@ def dealt_to(
     sent = delivered or {}
     if dealt is not None or roles.dealer is None or list(sent) != [roles.dealer]:
         raise PartyError(
-            "what is dealt must come from the dealer, and from nobody else"
+            "correlated randomness must come from the dealer, and from nobody else"
         )
     return sent[roles.dealer]
 
@@ -237,7 +237,7 @@ def dealt_to(
 def _parts_of(
     party: Party, roles: Roles, dealt: Array
 ) -> tuple[shares.Deal, shares.Dealt, shares.Dealt | None]:
-    """Return the use, what the owner was dealt, and what a computing party was."""
+    """Return the use, and what the dealer sent to the owner and computing party."""
     use, portion = roles.deal(party.session), shares.Portion(dealt)
     of_owner, computing = portion.take(shares.SEED_BYTES), None
     if party.index in (roles.first, roles.second):
@@ -287,9 +287,9 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
 
 
 def open_joint(party: Party, state: ProductState, blocks: Iterator[Array]) -> Array:
-    """Return what a party opens of its shares of joint columns; refuse that twice."""
+    """Return the openings of a party's shares of joint columns; refuse a repetition."""
     if len(state.joint) or state.multiplied:
-        raise PartyError("joint columns are opened once")
+        raise PartyError("joint columns must be opened only once")
     with refusing():
         triple, owner = _triple(party, state), len(state.roles.owners)
         openings = [
@@ -301,16 +301,16 @@ def open_joint(party: Party, state: ProductState, blocks: Iterator[Array]) -> Ar
 
 
 def challenge_of(party: Party, roles: Roles) -> bytes:
-    """Return what the two computing parties know and the dealer does not."""
+    """Return a secret that the two computing parties share and the dealer lacks."""
     assert party.agree is not None
     return party.agree(other_of(party, roles))
 
 
 def other_of(party: Party, roles: Roles) -> int:
-    """Return the other one of the two parties that compute."""
+    """Return the other computing party."""
     computing = [roles.first, roles.second]
     if party.index not in computing:
-        raise PartyError("the step must be of one of the two parties that compute")
+        raise PartyError("only the two computing parties may run this step")
     return sum(computing) - party.index
 
 
@@ -325,7 +325,7 @@ def multiply(
     joint: Secrets | None = None,
     checks: Secrets | None = None,
 ) -> Share:
-    """Multiply what all parties have opened, at the two that compute.
+    """Multiply the opened columns of all parties, at the two computing parties.
 
     The second one sends its share to the first, with the proof of its triple. `joint`
     and `checks` are what the other one has opened of joint columns and of its triple.
@@ -333,16 +333,16 @@ def multiply(
     state = party.recall(ProductState)
     roles = state.roles
     if state.multiplied:
-        raise PartyError("a Gram matrix is computed once")
+        raise PartyError("the Gram matrix was computed already")
     if party.index not in (roles.first, roles.second):
         state.multiplied = True
         return {}
     other = other_of(party, roles)
     openings, joint, checks = openings or {}, joint or {}, checks or {}
     if sorted(openings) != list(range(party.n_parties)):
-        raise PartyError("openings must be those of all parties")
+        raise PartyError("openings must hold the openings of all parties")
     if list(joint) != [other] * bool(roles.joint) or list(checks) != [other]:
-        raise PartyError("joint and checks must be those of the other computing party")
+        raise PartyError("joint and checks must be from the other computing party")
     with refusing():
         triple = _triple(party, state)
         bits, challenge = triple.deal.bits, challenge_of(party, roles)
@@ -370,7 +370,7 @@ def multiply(
 def _of_right_seeds(
     party: Party, state: ProductState, openings: Mapping[int, Array]
 ) -> list[shares.Elements]:
-    """Return what each owner has opened; refuse openings under seeds of other masks."""
+    """Return each owner's openings; refuse openings under seeds of other masks."""
     use, _, computing = _parts_of(party, state.roles, state.dealt)
     assert computing is not None
     made = []
@@ -390,25 +390,24 @@ def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) 
     if not hmac.compare_digest(sent, right):
         who = (party.names[j] if party.names else f"party {j}" for j in owners)
         raise PartyError(
-            f"the dealer must give {' and '.join(who)} the seeds of the masks that the "
-            "computing parties have, and has not: it would multiply columns that it "
-            "has changed"
+            f"the dealer must give {' and '.join(who)} the seeds of the computing "
+            "parties' masks, but gave others: the Gram matrix would be of columns that "
+            "the dealer has changed"
         )
 
 
 def opened(party: Party, state: ProductState, share: Mapping[int, Array]) -> Array:
-    """Return the Gram matrix at the first party; refuse that of a wrong triple."""
+    """Return the Gram matrix at the first party; refuse it if the triple is wrong."""
     roles = state.roles
     if not len(state.share) or list(share) != [roles.second]:
-        raise PartyError("a Gram matrix is opened with the share of the second party")
+        raise PartyError("the Gram matrix needs the share of the second party")
     pair, use = [state.share, share[roles.second]], roles.deal(party.session)
     if len(pair[0]) != len(pair[1]):
         raise PartyError(f"share must have {len(pair[0])} bytes, got {len(pair[1])}")
     size = 8 * triples.triangle_size(roles.columns)
     if not hmac.compare_digest(*(part[size:].tobytes() for part in pair)):
         raise PartyError(
-            "the triple of the dealer must be right, and is not: the Gram matrix would "
-            "be another one"
+            "the dealer's triple failed the check: the Gram matrix would be wrong"
         )
     with refusing():
         halves = [shares.unpack(part[:size], 64, (size // 8,)) for part in pair]

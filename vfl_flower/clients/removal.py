@@ -26,11 +26,11 @@ step = step_of("removal")
 ModelId = Annotated[str, MaxLen(32)]
 
 _HEADERS = (b"id,prediction", b"row,prediction")
-"""How the first lines of files of predictions begin; scores and classes may follow."""
+"""Beginnings of the first lines of prediction files; scores and classes may follow."""
 
 
 class Found(TypedDict):
-    """Reply of :func:`find`: whether the party has anything of the model."""
+    """Reply of :func:`find`: whether the party stores anything of the model."""
 
     found: bool
 
@@ -46,7 +46,7 @@ class RemovalReply(TypedDict):
 def find(party: Party, model: ModelId) -> Found:
     """Say whether the party keeps anything of a model; nothing is changed.
 
-    All is looked at: where one party would refuse, no other one removes anything.
+    Every file is checked: if one party would refuse, no other party removes anything.
     """
     return {"found": bool(list(_removals(party, model)))}
 
@@ -54,8 +54,8 @@ def find(party: Party, model: ModelId) -> Found:
 @step
 @sums_over("none")
 def remove(party: Party, model: ModelId) -> RemovalReply:
-    """Remove all that the party keeps of a model; the second time, nothing."""
-    removals = list(_removals(party, model))  # all are looked at before one goes
+    """Remove all files of a model at the party; a second call removes nothing."""
+    removals = list(_removals(party, model))  # checks all before removing any
     for removal in removals:
         try:
             removal()
@@ -70,7 +70,7 @@ def remove(party: Party, model: ModelId) -> RemovalReply:
 
 
 def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
-    """Yield what removes each file of a model; refuse other files of its name."""
+    """Yield a removal for each file of a model; refuse other files of its name."""
     folder = party.state_dir
     if folder is None:
         return
@@ -78,9 +78,9 @@ def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
     if part.exists() or part.is_symlink():
         load_part(folder, model)
         yield part.unlink
-    state = ClientState(folder, model)  # refuses an id that leads out of the folder
+    state = ClientState(folder, model)  # refuses an id that points outside the folder
     if state.exists:
-        _ = state.version  # raises where it is another file
+        _ = state.version  # raises for any other file
         yield state.remove
     name = re.compile(rf"predictions-{model}(-[0-9a-f]{{8,32}})?\.csv")
     for path in sorted(folder.glob(f"predictions-{model}*.csv")):
@@ -89,7 +89,7 @@ def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
 
 
 def _is_predictions(path: Path) -> bool:
-    """Return whether a file is one that a run has written predictions to."""
+    """Return whether a run has written predictions to a file."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:

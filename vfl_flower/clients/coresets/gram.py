@@ -44,27 +44,27 @@ log = logging.getLogger("vfl_flower")
 step = step_of("linear_gram")
 
 LARGEST = 1e100
-"""Largest size of a mean or a length: no product overflows."""
+"""Largest absolute mean or length: no product overflows."""
 
 PART_NUMBERS = 2**25
-"""About how many numbers of its rows a party looks at for how it takes rows."""
+"""Approximate number of values from which a party fits its row clipping."""
 
 
 @stored_as("vfl_flower.clients.linear_gram.LinearState")
 class LinearState:
-    """What the label holder stores of its labels."""
+    """The label holder's state of its labels."""
 
     y_mean: float
     """Their weighted mean, or 0."""
     y_size: float
     """Their length in the Gram matrix."""
     constant: bool
-    """Whether zeros are in their place."""
+    """Whether zeros replace them."""
 
 
 @shapes_only
 class GramColumns(NamedTuple):
-    """The columns and labels of rows as the Gram matrix takes them."""
+    """The columns and labels of rows in the form of the Gram matrix."""
 
     A: Array
     """The columns, shape (m, d), with zeros for each column that is left out."""
@@ -87,7 +87,7 @@ class Columns(products.Hidden):
 
 
 class Solved(TypedDict):
-    """Reply of :func:`solve`: of all columns in party order, and numbers of the whole.
+    """Reply of :func:`solve`: coefficients of all columns in party order, and totals.
 
     ``loss`` is that of the coreset, and ``left_out`` counts the columns that their
     parties have left out of the model. ``constant`` says that the label holder has not
@@ -140,7 +140,7 @@ def columns(
     products.check_roles(party, roles, width, turn=0)
     rows, weights = _rows(party, test_fraction, coreset)
     if counted != roles.columns or roles.rows != len(rows):
-        raise PartyError("counted and rows must be those of the Gram matrix")
+        raise PartyError("counted and rows must match the Gram matrix")
     products.check_rows(party, weights, len(rows), roles.columns)
     party.sum_over(rows, weights)
     w = np.ones(len(rows)) if weights is None else weights
@@ -157,10 +157,9 @@ def columns(
     if constant:
         products.withhold(
             party,
-            f"the labels must have at least {LEAST_ROWS} rows other than the most "
-            f"frequent value, none that stands out by itself and none above "
-            f"{LARGEST:g}, or a Gram matrix with them would reveal a single row of all "
-            "columns",
+            f"at least {LEAST_ROWS} labels must differ from the most frequent one, and "
+            f"none may be an outlier or above {LARGEST:g}, or the Gram matrix would "
+            "reveal all columns of a single row",
         )
         y_mean = _mean_of_all(party) * intercept
     sent = np.concatenate([mean, R.ravel(), [left_out]])
@@ -183,7 +182,7 @@ def _gram_columns(
     y = None if party.y is None else party.y[rows].astype(np.float64)
     mean, y_mean, suitable = np.zeros(d), 0.0, True
     # From the party's rows alone, whatever rows and weights the server asks for: sums
-    # over two sets of rows differ by rows that are in one of them, and not by the map.
+    # over two sets of rows then differ by the rows in one of them, and not by the map.
     every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
     clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, products.MOST_LEVERAGE)
     Z, X = sums(clip, X), clipped(clip, X)
@@ -210,8 +209,8 @@ def _gram_columns(
         names = np.array(party.columns or range(d), dtype=str)
         added = names[T.any(axis=1) & (np.diag(T) == 0)].tolist()
         log.warning(
-            "columns of this party in which few rows differ and that are added up with "
-            "others: %s; columns left out of the model: %s; far rows moved: %d",
+            "columns of this party in which few rows differ, added to other columns: "
+            "%s; columns left out of the model: %s; outlying rows moved: %d",
             *(added, names[left_out].tolist(), (X != Z).any(axis=1).sum()),
         )
     A[:, ~stays] = 0.0
@@ -294,11 +293,11 @@ def _units(units: dict[int, Array], owner: int, d: int) -> tuple[Array, Array, i
     """Return the mean, R and the number of columns left out of a party."""
     data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
     if len(data) != 8 * (d + d * d + 1):
-        raise PartyError(f"units must be of the columns of the party at place {owner}")
+        raise PartyError(f"units must fit the columns of the party at place {owner}")
     sent = np.frombuffer(data, "<f8")
     if not np.abs(sent).max(initial=0.0) <= LARGEST:
-        raise PartyError(f"units must be numbers of at most {LARGEST:g} in size")
+        raise PartyError(f"the absolute values in units must be at most {LARGEST:g}")
     mean, R, count = np.split(sent, [d, d + d * d])
     if not 0 <= count[0] <= d:
-        raise PartyError("units must have a number of columns that are left out")
+        raise PartyError("units must give the number of columns left out")
     return mean, R.reshape(d, d), int(count[0])

@@ -1,4 +1,4 @@
-"""A party's side of the linear solvers whose rows never leave it.
+"""A party's side of the linear solvers; its rows never leave it.
 
 Party j holds A_j = V X_j on the rows of the coreset, V = diag(sqrt(w / n)), and the
 label holder t = V y / s with s such that ``|t| = 1``. With an intercept X_j and y are
@@ -44,7 +44,7 @@ WITHIN, WITHIN_WIDE = Leaves("sum", least=BOUND), Leaves("sum", least=WIDE_BOUND
 
 @stored_as("vfl_flower.clients.linear.LinearState")
 class LinearState:
-    """What a party stores of a linear problem and of its own block of the solution."""
+    """A party's state of a linear problem and of its own block of the solution."""
 
     n: int
     """Number of rows that the weights stand for."""
@@ -181,11 +181,11 @@ def _given(array: Array | None, default: Array) -> Array:
 
 
 def _needed(array: Array | None) -> Array:
-    """Return what an earlier step of the same method has kept."""
+    """Return the state of an earlier step of the same method."""
     if array is None:
         raise PartyError(
-            "the step needs what an earlier step of its method keeps, and that one was "
-            "not asked"
+            "the step needs the state of an earlier step of its method, which was not "
+            "requested"
         )
     return array
 
@@ -194,8 +194,8 @@ def _check_finite(*arrays: Array) -> None:
     """Raise ``PartyError`` before a solver of NumPy or scikit-learn would fail."""
     if not all(np.isfinite(array).all() for array in arrays):
         raise PartyError(
-            "the step overflows: numbers of the request, or of the columns of this "
-            "party, are too large"
+            "the step overflows: numbers of the request, or in this party's columns, "
+            "are too large"
         )
 
 
@@ -240,8 +240,8 @@ def start(
         if intercept:
             t = _labels(party, state, block)
             state.y_mean = float(block.root @ t / (block.root @ block.root))
-        # A power of two, since weights of the server's choice would else make the
-        # length say which labels are in it.
+        # A power of two: otherwise the server could choose weights for which the
+        # length reveals which labels are in it.
         length = float(np.linalg.norm(_labels(party, state, block)))
         state.scale = 2.0 ** math.ceil(math.log2(length)) if length else 1.0
         reply["scale"] = state.scale
@@ -297,7 +297,7 @@ def cg(
 
 
 def _block(party: Party, state: LinearState, residual: Array) -> Block:
-    """Return the block, if the residual has its rows."""
+    """Return the block; raise PartyError unless the residual fits its rows."""
     block = Block(party, state)
     if len(residual) != block.shape[0]:
         raise PartyError(

@@ -1,4 +1,4 @@
-"""A party's side of predictions by a model that adds up over columns.
+"""A party's side of predictions by a model that is a sum over columns.
 
 A linear model is a sum over the parties of X_j theta_j, and so is the squared distance
 of a row to a centre, of those on the parties' columns. Each party stores its own block
@@ -32,14 +32,14 @@ log = logging.getLogger("vfl_flower")
 step = step_of("coreset_predictions")
 
 MOST_SUMS = 2**22
-"""Most numbers in one message."""
+"""Maximum number of values in one message."""
 
 HIGH, LOW = 2.0**70, 2.0**20
 """Bounds of the two limbs of an addend: multiples of `LOW`, and what is left. With
 smaller bounds the number of clipped values would reveal how large addends are."""
 
 MOST_OUTPUTS = 2**10
-"""Most outputs of a model: the party keeps its part on disk."""
+"""Maximum number of outputs of a model: the party keeps its block on disk."""
 
 Additive = Literal["linear", "k-means"]
 Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
@@ -47,17 +47,17 @@ Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
 
 @stored_as("vfl_flower.clients.coreset_predictions.RowClip")
 class RowClip:
-    """How a linear model takes the party's rows; see ``numerics/row_clip.py``."""
+    """How a linear model clips the party's rows; see ``numerics/row_clip.py``."""
 
     clip: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    """Of the party's rows; empty: as they are."""
+    """Clipping of the party's rows; empty: unclipped."""
 
 
 class Part(TypedDict):
-    """What a party stores of the model."""
+    """A party's block of the model."""
 
     kind: Additive
-    """What adds up: addends of predictions, or of squared distances to centres."""
+    """The addends: of predictions, or of squared distances to centres."""
     weights: Array
     """Coefficients of its columns, k = 1, or its columns of k centres; shape (k, d)."""
     intercept: float
@@ -71,19 +71,19 @@ class Part(TypedDict):
     columns: list[str]
     """Names of its columns, if they have any."""
     clip: NotRequired[Array]
-    """How a linear model takes its rows; see ``numerics/row_clip.py``."""
+    """How a linear model clips its rows; see ``numerics/row_clip.py``."""
 
 
 @stored_as("vfl_flower.clients.coreset_predictions.PredictionState")
 class PredictionState:
-    """What the receiver stores between blocks of rows."""
+    """The receiver's state between blocks of rows."""
 
     values: Array = field(default_factory=lambda: np.zeros(0))
     """Predictions, or numbers of clusters, so far, shape (n,)."""
     costs: Array = field(default_factory=lambda: np.zeros(0))
     """Of a clustering, the squared distances to these, shape (n,)."""
     told: bool = False
-    """Whether it has reported what the predictions are worth, once a session."""
+    """Whether it has reported the metrics of the predictions, once a session."""
     curves: bool = False
     """Whether all parties were asked for all blocks with `curves`."""
 
@@ -156,14 +156,14 @@ def keep(
 
 def _part(party: Party) -> Part:
     if "weights" not in party.part:
-        raise PartyError("this run has no model of the parties' blocks")
+        raise PartyError("this run has no linear model or centres: train first")
     return cast(Part, party.part)
 
 
 def block_rows(outputs: int) -> int:
-    """Return how many rows one message is of, the last but as many as are left.
+    """Return the number of rows of a message; the last message has the remaining ones.
 
-    So the mean error of repeated sums is over that many rows too.
+    So the mean error of repeated sums covers a whole block too.
     """
     return max(1, MOST_SUMS // outputs)
 
@@ -171,7 +171,7 @@ def block_rows(outputs: int) -> int:
 @step
 @sums_over("none")
 def part(party: Party) -> BlockInfo:
-    """Check the new rows against the part of the model, and describe that part."""
+    """Check the new rows against the party's block of the model, and describe it."""
     local_model = _part(party)
     outputs, width = local_model["weights"].shape
     evaluation.check_columns(party, width, list(local_model["columns"]))
@@ -200,8 +200,8 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
     size = block_rows(len(weights))
     if start % size or stop != min(start + size, party.n_rows):
         raise PartyError(
-            f"rows must be a block of {size} or the last one, got {start} to {stop}: "
-            "the errors of one row, time and again, would be that of the row"
+            f"rows must be a block of {size} or the last block, got {start} to {stop}: "
+            "the mean error of a single row, repeated, would reveal that row's error"
         )
     rows = np.arange(start, stop)
     party.share(rows, "predictions")
@@ -230,7 +230,7 @@ def answer(
     last: bool,
     curves: bool = False,
 ) -> BlockAnswer:
-    """Turn sums into predictions, at the receiver; with the last, store or judge all.
+    """Turn sums into predictions at the receiver; after the last, store or score all.
 
     The model came from the server, so each answer to `evaluate` is a mean over rows of
     a function that a malicious server has chosen; consent bounds how many.
@@ -238,14 +238,14 @@ def answer(
     local_model = _part(party)
     linear, outputs = local_model["kind"] == "linear", len(local_model["weights"])
     if party.index != local_model["receiver"] or sums.size % outputs:
-        raise PartyError("sums must be those of the receiver's model, and sent to it")
+        raise PartyError("sums must be of the model, and sent to its receiver")
     state = party.recall(PredictionState, PredictionState())
     if curves and not state.curves:
-        raise PartyError("curves must be as in what all parties were asked before")
+        raise PartyError("curves must be the same in all requests for a sum")
     table = sums.reshape(-1, outputs)
     due = min(block_rows(outputs), party.n_rows - len(state.values))
     if len(table) != due:
-        raise PartyError(f"sums must be those of the next {due} rows, got {len(table)}")
+        raise PartyError(f"sums must cover the next {due} rows, got {len(table)}")
     if linear:
         values, costs = table[:, 0], np.zeros(0)
     else:
@@ -256,7 +256,7 @@ def answer(
     if not last:
         return {}
     if len(state.values) != party.n_rows:
-        raise PartyError(f"sums must be of all {party.n_rows} rows, each once")
+        raise PartyError(f"sums must cover all {party.n_rows} rows, each once")
     if evaluate:
         return cast(BlockAnswer, _worth(party, linear, state, curves))
     given = state.values if linear else state.values.astype(np.int64)
@@ -267,10 +267,10 @@ def answer(
 def _worth(
     party: Party, linear: bool, state: PredictionState, curves: bool
 ) -> evaluation.Measures:
-    """Return what the predictions are worth, once a session."""
+    """Return the metrics of the predictions, once a session."""
     if state.told:
         raise PartyError(
-            "this party reports the errors of its predictions once a session"
+            "this party reports the errors of its predictions only once in a session"
         )
     state.told = True
     if not linear:
@@ -281,7 +281,7 @@ def _worth(
         known = ~np.isnan(np.asarray(party.y, dtype=np.float64))
     if known.sum() < LEAST_ROWS:
         log.warning(
-            "too few rows for their mean error to hide each: it is not reported"
+            "too few rows for their mean error to hide each one: it is not reported"
         )
         return {"test_rows": 0}
     party.sum_over(None if known.all() else np.flatnonzero(known))
@@ -365,7 +365,7 @@ def errors(
         raise PartyError("this party holds no labels")
     sets = _evaluated(party, test_fraction, test, train)
     if len(high) != sum(map(len, sets.values())):
-        raise PartyError(f"high and low must be of the rows held out, got {len(high)}")
+        raise PartyError(f"high and low must cover the rows held out, got {len(high)}")
     predictions, reply = unit * (high + low), Errors()
     for name, rows in sets.items():
         predicted, predictions = np.split(predictions, [len(rows)])
@@ -373,7 +373,7 @@ def errors(
         party.sum_over(rows)
         try:
             if not evaluation.hides_each(party, rows):
-                raise PartyError("too few rows for their mean error to hide each")
+                raise PartyError("too few rows for their mean error to hide each one")
             with np.errstate(over="ignore", invalid="ignore"):
                 worth = evaluation.measures_of(
                     party, y, predicted, "continuous", np.zeros(0)

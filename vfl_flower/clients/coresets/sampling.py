@@ -31,16 +31,16 @@ LARGEST = 1e50
 square nor a product of a solver overflows."""
 
 MOST_ROWS = 2**24
-"""Most rows of a coreset, or of its check: no request exhausts a party's memory."""
+"""Maximum number of rows of a coreset, or of its check, to bound a party's memory."""
 
 MOST_CLUSTERS = 2**10
-"""Most clusters: a party's time grows with its rows times their number."""
+"""Maximum number of clusters: a party's time grows with its rows times their number."""
 
 MOST_DRAWS = 2**12
-"""Most rows that a party draws, unless it has half as many or more."""
+"""Maximum number of rows that a party draws, unless it has at least half as many."""
 
 MOST_DISTANCES = 2**24
-"""Most distances in one message, for the same reason."""
+"""Maximum number of distances in one message, for the same reason."""
 
 Size = Annotated[int, Ge(1), Le(MOST_ROWS)]
 """Number of rows in a coreset, repeats counted."""
@@ -77,7 +77,7 @@ class WeightedRows:
 
 @stored_as("vfl_flower.clients.coresets.CoresetState")
 class CoresetState:
-    """What a party stores to compute the score of any row again."""
+    """A party's state to recompute the score of any row."""
 
     test_fraction: float
     """Share of the rows held out."""
@@ -139,7 +139,7 @@ def training_rows(party: Party, test_fraction: float) -> Array | None:
     """Return the numbers of the training rows, sorted; None: all rows."""
     train = split_rows(party.n_rows, test_fraction, party.seed)[0]
     if train is not None and not len(train):
-        raise PartyError(f"test_fraction must leave some of {party.n_rows} rows")
+        raise PartyError(f"test_fraction must leave a training row of {party.n_rows}")
     return train
 
 
@@ -154,9 +154,9 @@ def numbers_of(rows: Array) -> Array:
 
 
 def check_labels(party: Party) -> None:
-    """Refuse labels that are known of some rows only, or categories."""
+    """Refuse labels that are known for some rows only, or are categories."""
     if 0 < party.n_labels < party.n_rows:
-        raise PartyError("this party does not know the labels of all of its rows")
+        raise PartyError("this party must have labels for all of its rows")
     check_numbers(party)
 
 
@@ -208,7 +208,7 @@ def totals(
     party.sum_over(train)
     n = party.n_rows if train is None else len(train)
     if (intercept is None) == (clustering is None):
-        raise PartyError("either intercept or clustering must be given")
+        raise PartyError("exactly one of intercept and clustering must be given")
     state = CoresetState(test_fraction, n, intercept)
     blocks = _blocks(party, state, train)
     if clustering is None:
@@ -217,7 +217,7 @@ def totals(
     else:
         if clustering.n_clusters > n:
             raise PartyError(
-                f"n_clusters must be at most the {n} training rows, got "
+                f"n_clusters must be at most {n}, the number of training rows, got "
                 f"{clustering.n_clusters}"
             )
         state.summary = coresets.cluster_summary(
@@ -257,8 +257,8 @@ def _check_draws(party: Party, name: str, size: int) -> None:
     """Raise ``PartyError`` where so many draws would reveal the score of each row."""
     if size > max(2 * party.n_rows, MOST_DRAWS):
         raise PartyError(
-            f"{name} must be at most {MOST_DRAWS} or twice the rows, got {size}: more "
-            "draws reveal the score of each"
+            f"{name} must be at most {MOST_DRAWS} or twice the number of rows, got "
+            f"{size}: more draws would reveal the score of each row"
         )
 
 
@@ -301,14 +301,14 @@ def pooled_rows(
         stop = min(stop, party.n_rows)
         rows = np.arange(start, stop) if train is None else train[start:stop]
     elif start is not None or stop is not None:
-        raise PartyError("start and stop must not be given beside rows")
+        raise PartyError("start and stop must not be given together with rows")
     else:
         rows = numbers_of(rows)
     return _pooled(party, rows, labels)
 
 
 def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
-    """Return rows of X, and at the label holder of y where `labels` are needed."""
+    """Return rows of X and, at the label holder if `labels` are needed, of y."""
     party.afford("rows", len(rows), party.rows.shape[1])
     party.share(rows, "rows")
     X = party.rows.take(rows.astype(np.int64))
@@ -362,8 +362,9 @@ def distances(
 ) -> Distances:
     """Send the squared distances of a range of rows to each centre, on its columns.
 
-    The server chooses the centres: where it moves those of one party, two sums differ
-    by what says that party's rows. So these rows count as rows that leave the party.
+    The server chooses the centres: if it moves the centres of one party alone, two sums
+    differ by a function of that party's rows. So these rows count as rows that leave
+    the party.
     """
     train = training_rows(party, test_fraction)
     rows = np.arange(party.n_rows)[start:stop] if train is None else train[start:stop]

@@ -33,10 +33,10 @@ from vfl_flower.typing import Array
 step = step_of("fdskl")
 
 PAIRS = 1000
-"""Pairs of rows whose median distance gives the bandwidth."""
+"""Number of pairs of rows whose median distance gives the bandwidth."""
 
 MOST_BYTES = 2**27
-"""Most bytes of angles in a reply, so that no request exhausts a party's memory."""
+"""Maximum size of the angles in a reply, in bytes, to bound a party's memory."""
 
 
 # -- bandwidth ------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def distances(
     holder: Count,
     rows: state.ManyRows | None = None,
 ) -> Distances:
-    """Return this party's part of distances of pairs of rows, as limbs; to `holder`."""
+    """Return this party's addends of distances of row pairs, as limbs, to `holder`."""
     classes_of(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
@@ -76,7 +76,7 @@ def distances(
         return {"distances": split_limbs(pair_distances(party.rows, pairs, kernel))}
     except ValueError:
         raise PartyError(
-            "distances of rows must be below 2^120: standardise the columns, or give a "
+            "distances of rows must be below 2^120: standardise the columns, or set a "
             "bandwidth"
         ) from None
 
@@ -136,7 +136,7 @@ def angles(
 def held_out_angles(
     party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
-    """Return the same for rows held out or new ones, under a name of its own."""
+    """Return the angles of held-out or new rows, under a separate name."""
     return angles_of(party, request, send)
 
 
@@ -151,7 +151,7 @@ def angles_of(
     holders, stop = part["holders"], request.stop
     names = [f"angles_{j}" for j in holders] if send is None else send
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
-        raise PartyError("offsets must be of shared features")
+        raise PartyError("offsets need shared features")
     _check_request(part, request)
     rows = request.rows.astype(np.intp)
     party.afford("rows", len(rows), party.rows.shape[1])
@@ -160,7 +160,7 @@ def angles_of(
     summands = np.zeros(0)
     if any(name.startswith("angles") for name in names):
         ignored = np.errstate(over="ignore", invalid="ignore")  # refused later
-        with refusing("the party cannot make its angles: "), ignored:
+        with refusing("the party cannot compute its angles: "), ignored:
             summands = partial_angles(part, party.rows, stop, request.bits, rows)
     for holder in holders:
         turns = slice(None) if len(holders) == 1 else owned(part, stop, holder)
@@ -172,29 +172,29 @@ def angles_of(
 
 
 def _check_request(part: KernelPart, request: state.AngleRequest) -> None:
-    """Raise ``PartyError`` unless the angles are of the model, and fit into a reply."""
+    """Raise ``PartyError`` unless the angles match the model and fit into a reply."""
     stop, bits = request.stop, request.bits
     if stop > part["n_features"]:
         raise PartyError(
-            f"stop must be at most the {part['n_features']} features of the model, got "
-            f"{stop}"
+            f"stop must be at most {part['n_features']}, the number of features of the "
+            f"model, got {stop}"
         )
     if "shared_seed" in part and bits != 64:
         raise PartyError(f"bits must be 64 with shared features, got {bits}")
     # Each party makes the shared features from the columns of all parties.
     size = max(len(request.rows) * bits, part.get("all_columns", 0) * 64) * stop // 8
     if size > MOST_BYTES:
-        raise PartyError(f"angles must be at most {MOST_BYTES} bytes, got {size}")
+        raise PartyError(f"angles must take at most {MOST_BYTES} bytes, got {size}")
 
 
 def summed_angles(angles: Array, offsets: Array | None, rows: Array) -> Array:
     """Return the summed angles of rows less the phases to remove, shape (n, M_l)."""
     if angles.dtype not in DTYPES.values():
-        raise PartyError("angles must be fractions of a turn, or turns")
+        raise PartyError("angles must be integers of 8, 16 or 32 bits, or float64")
     if angles.size % len(rows):
         raise PartyError(
-            f"angles must be of the same features in each of the {len(rows)} rows, got "
-            f"{angles.size} in all"
+            f"angles must cover the same features in each of the {len(rows)} rows, got "
+            f"{angles.size} values in all"
         )
     angles = angles.reshape(len(rows), -1)
     if angles.dtype.kind != "f":
@@ -202,8 +202,8 @@ def summed_angles(angles: Array, offsets: Array | None, rows: Array) -> Array:
     if offsets is not None:
         if len(offsets) != angles.shape[1]:
             raise PartyError(
-                f"offsets must be one for each of the {angles.shape[1]} features, got "
-                f"{len(offsets)}"
+                f"offsets must hold one value for each of {angles.shape[1]} features, "
+                f"got {len(offsets)}"
             )
         with np.errstate(over="ignore"):
             angles = angles - offsets
@@ -219,13 +219,13 @@ def addends(
     size: int,
     columns: int,
 ) -> Array:
-    """Return a label holder's part of the scores of rows; of any other party zeros."""
+    """Return a label holder's addends of the scores of rows; zeros elsewhere."""
     if at is None or partial is None:
         party.afford("size", size, columns)
         return np.zeros((size, columns))
     if partial.shape != (size, columns):
         raise PartyError(
-            f"size and columns must be those of the scores, {partial.shape[0]} and "
+            f"size and columns must match the scores, {partial.shape[0]} and "
             f"{partial.shape[1]}, got {size} and {columns}"
         )
     party.share(at.rows.astype(np.intp), "predictions")

@@ -1,4 +1,4 @@
-"""A party's part of the answers for new rows (Algorithm 2)."""
+"""A party's contribution to the predictions for new rows (Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KernelAnswer(evaluation.Measures):
 @step
 @sums_over("none")
 def part(party: Party) -> KernelPartInfo:
-    """Check the new rows against the part of the model, and describe that part."""
+    """Check the new rows against the party's local model, and describe it."""
     model_part = fdskl.loaded_part(party)
     columns = list(model_part["columns"])
     evaluation.check_columns(party, model_part["n_columns"], columns)
@@ -94,7 +94,7 @@ def answer(
     (`request`). A sole label holder has all of the scores of a block itself.
 
     columns, size: as for :func:`~vfl_flower.clients.fdskl.training.iterate`.
-    evaluate: report at the end what the answers are worth for the rows whose labels the
+    evaluate: report at the end the metrics of the answers for the rows whose labels the
         receiver knows; otherwise the receiver stores its answers as predictions.
     last: whether the receiver now has all answers.
     curves: with the last evaluated answers: report means of bins of rows too.
@@ -108,7 +108,7 @@ def answer(
         summed = taken(summed, model_part.get("multiple", 1))
         if summed.shape[1] != len(coef):
             raise PartyError(
-                f"angles must be of the {len(coef)} features of the label holder, got "
+                f"angles must cover the {len(coef)} features of the label holder, got "
                 f"{summed.shape[1]}"
             )
         partial = kernel_model.linear_scores(summed, coef) + intercept
@@ -143,12 +143,12 @@ def _answer(
     done: fdskl.ScoredRows,
     y: Array | None,
 ) -> None:
-    """Turn summed scores of rows into answers; with labels also how sure these are."""
+    """Turn summed scores of rows into predictions; with labels, also confidences."""
     rows, scores = done.rows, done.scores
     shape = len(rows), len(_coefficients(model_part)[1])
     if scores.size != math.prod(shape):
         raise PartyError(
-            f"scores must be {math.prod(shape)} numbers, got {scores.size}"
+            f"scores must hold {math.prod(shape)} numbers, got {scores.size}"
         )
     scores, classes = scores.reshape(shape), model_part["classes"]
     new_answers = kernel_model.answers(scores, model_part["target"], classes)
@@ -168,7 +168,7 @@ def _errors(
     state: fdskl.FDSKLState,
     curves: bool,
 ) -> KernelAnswer:
-    """Return what the answers are worth for rows whose labels this party knows."""
+    """Return the metrics of the predictions for rows whose labels this party knows."""
     known, y = evaluation.judged(party, state.rows, state.evaluated)
     state.evaluated = True
     if not len(y):

@@ -1,4 +1,4 @@
-"""What the server asks a party for in kernel learning, and what the party stores.
+"""Requests to a party in kernel learning, and the party's state.
 
 Between messages a party keeps the seed of its features. In the doubly stochastic form a
 label holder also keeps its coefficients and the features of one block. Only the party's
@@ -29,10 +29,10 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_FEATURES = 2**20
-"""Most features of a model, all of which a party draws anew for a message."""
+"""Maximum number of features of a model; a party redraws all of them for a message."""
 
 APART = 30.0
-"""Ratio of standard deviations from which a column hardly counts beside another."""
+"""Ratio of standard deviations above which the smaller column hardly counts."""
 
 Bits = Literal[8, 16, 32, 64]
 """Bits of an angle: 8, 16 or 32 of a fraction of a turn, or turns in float64."""
@@ -41,10 +41,10 @@ Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 """A number of random features."""
 
 Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
-"""Size of the labels, a power of two: 2^16 times as much bounds a sum of scores."""
+"""Largest absolute label, a power of two: 2^16 times it bounds a sum of scores."""
 
 ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
-"""Numbers of rows, so many that one answer about all says little of each."""
+"""Numbers of rows, so many that one answer about all reveals little of each."""
 
 Names = Annotated[list[str], MaxLen(2**12), ROUTE]
 """Names of the arrays to send in one message."""
@@ -62,7 +62,7 @@ Opened = Annotated[Array, Reals("*"), SEALED]
 @shapes_only
 @dataclass(frozen=True)
 class SharedFeatures:
-    """Features that all parties know, as Algorithm 3 has them; for comparison only.
+    """Features that all parties know, as in Algorithm 3; for comparison only.
 
     `seed` (hexadecimal) draws omega, `widths` are the numbers of columns in party
     order, and `kept` names for each label holder the party whose phase stays on its
@@ -76,7 +76,7 @@ class SharedFeatures:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the parties must know to make their features."""
+    """Parameters from which the parties make their features."""
 
     target: Target
     kernel: Kernel
@@ -97,7 +97,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class AngleRequest:
-    """Which angles to give: of `rows` and the first `stop` features, `bits` each."""
+    """Which angles to send: of `rows` and the first `stop` features, `bits` each."""
 
     rows: RowNumbers
     stop: Features
@@ -125,7 +125,7 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the label holder solves, of the angles of `rows`.
+    """The problem that the label holder solves, on the angles of `rows`.
 
     `loss` is L, and `regularization` is lambda; with 0 cross-validation chooses it.
     With `balanced` each class counts as much as any other. See
@@ -140,7 +140,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rule:
-    """How label holders learn from a batch of the doubly stochastic form.
+    """How label holders learn from a batch in the doubly stochastic form.
 
     `step` is gamma of the published update; 0: the label holder chooses it, None: the
     implicit step. `regularization` is lambda, or of the implicit step 1 / gamma, which
@@ -158,7 +158,7 @@ class Rule:
 @shapes_only
 @dataclass
 class Training:
-    """What a party stores of a model in training."""
+    """A party's state of a model in training."""
 
     setup: Setup
     seed: str
@@ -168,7 +168,7 @@ class Training:
     classes: Array = field(default_factory=lambda: np.zeros(0))
     """At a label holder the labels of the classes, in the order of the columns of f."""
     rule: Rule | None = None
-    """In the doubly stochastic form how to learn."""
+    """In the doubly stochastic form, the rule for learning."""
     alpha: Array | None = None
     """At a label holder the coefficients so far, for each of K steps: (M_l, K C)."""
     intercept: Array = field(default_factory=lambda: np.zeros(1))
@@ -182,14 +182,14 @@ class Training:
     labels: Array | None = None
     """Labels of these instances, shape (B, C)."""
     scale: float | None = None
-    """Size of the labels, in the doubly stochastic form."""
+    """Largest absolute label, in the doubly stochastic form."""
     multiple: int = 0
-    """How many times the label holder takes each; 0: not chosen yet."""
+    """The multiple of each angle that the label holder takes; 0: not chosen yet."""
 
 
 @stored_as("vfl_flower.clients.fdskl.FDSKLState")
 class FDSKLState:
-    """What a party stores between messages, besides its local model."""
+    """A party's state between messages, besides its local model."""
 
     training: Training | None = None
     """None in a run that only predicts."""
@@ -205,10 +205,10 @@ class FDSKLState:
 
 
 def training_of(party: Party) -> Training:
-    """Return what the party stores of the training; raise PartyError without one."""
+    """Return the state of the party's training; raise PartyError if there is none."""
     training = party.recall(FDSKLState).training
     if training is None:
-        raise PartyError("the step trains a model, and this run only predicts")
+        raise PartyError("this step trains a model, but this run only predicts")
     return training
 
 
@@ -222,7 +222,7 @@ def begin(party: Party, setup: Setup) -> Training:
         training = _new_training(party, setup)
         party.remember(FDSKLState(training))
     if training.setup != setup:
-        raise PartyError("setup must be the same in the whole run")
+        raise PartyError("setup must be the same throughout the run")
     return training
 
 
@@ -233,8 +233,8 @@ def _new_training(party: Party, setup: Setup) -> Training:
     codes = ([0.0, 1.0], [-1.0, 1.0])
     if several and setup.target == "binary" and list(classes) not in codes:
         raise PartyError(
-            "labels must be 0 and 1, or -1 and 1, where several parties hold labels, "
-            "so that they mean the same at all of them"
+            "labels must be 0 and 1, or -1 and 1, if several parties hold labels, so "
+            "that they have the same meaning at all of them"
         )
     _warn_of_scales(party)
     seed = party.secret_bytes("features", 16).hex()
@@ -251,8 +251,8 @@ def _warn_of_scales(party: Party) -> None:
     scales = scales[scales > 0]
     if scales.size and scales.max() >= APART * scales.min():
         log.warning(
-            "the scales of this party's columns differ by a factor of %.2g, and all "
-            "have one bandwidth: set standardize=true",
+            "the scales of this party's columns differ by a factor of %.2g, but all "
+            "share one bandwidth: set standardize=true",
             scales.max() / scales.min(),
         )
 
@@ -261,15 +261,15 @@ def _check_setup(party: Party, setup: Setup) -> None:
     """Raise ``PartyError`` unless a setup is consistent and fits this party."""
     holders, shared = setup.holders, setup.shared
     if len(set(holders) & set(range(party.n_parties))) < len(holders):
-        raise PartyError("holders must be parties of the run, each once")
+        raise PartyError("holders must name parties of the run, each once")
     if (party.index in holders) != (party.y is not None):
         raise PartyError("holders must be the parties that hold labels")
     if shared is None:
         return
     if not party.allow_plain:
         raise PartyError(
-            "this party draws features of its own: with a seed that all know, the "
-            "label holder can compute differences between its rows"
+            "this party requires private features: with a seed that all parties know, "
+            "the label holder could compute differences between this party's rows"
         )
     if not re.fullmatch("[0-9a-f]{1,32}", shared.seed):
         raise PartyError("shared.seed must be up to 32 hexadecimal digits")
@@ -278,16 +278,16 @@ def _check_setup(party: Party, setup: Setup) -> None:
         len(widths) != party.n_parties
         or widths[party.index or 0] != party.rows.shape[1]
     ):
-        raise PartyError("shared.widths must be the number of columns of each party")
+        raise PartyError("shared.widths must give the number of columns of each party")
     if len(shared.kept) != len(holders) or any(
         place >= party.n_parties or place == holder
         for place, holder in zip(shared.kept, holders, strict=True)
     ):
-        raise PartyError("shared.kept must be another party for each label holder")
+        raise PartyError("shared.kept must name, for each holder, a different party")
 
 
 def part_of(party: Party, training: Training) -> KernelPart:
-    """Return the party's part of the model, without coefficients."""
+    """Return the party's local model, without coefficients."""
     setup = training.setup
     part: KernelPart = {
         "kernel": setup.kernel,
@@ -313,9 +313,9 @@ def part_of(party: Party, training: Training) -> KernelPart:
 
 
 def loaded_part(party: Party) -> KernelPart:
-    """Return the party's part of the model that the run has."""
+    """Return the party's local model of the run."""
     if "holders" not in party.part:
-        raise PartyError("this run has no model of this kind")
+        raise PartyError("this run has no model of this strategy")
     return cast(KernelPart, party.part)
 
 
@@ -326,7 +326,7 @@ def keep_part(
     intercept: Array | None = None,
     loss: LossName | None = None,
 ) -> bool:
-    """Set the party's part of the model; return whether it outlives the run."""
+    """Set the party's local model; return whether it outlives the run."""
     part = part_of(party, training)
     if coef is not None:
         part["coef"] = coef

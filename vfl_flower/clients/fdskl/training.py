@@ -31,12 +31,12 @@ step = step_of("fdskl")
 
 
 def _labels(party: Party, rows: Array) -> Array:
-    """Return the labels of rows, shape (n,); the party must know all of them."""
+    """Return the labels of rows, shape (n,); the party must have all of them."""
     if party.y is None:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     if np.isnan(y).any():
-        raise PartyError("rows must be some whose labels this party knows")
+        raise PartyError("rows must be rows whose labels this party has")
     return y
 
 
@@ -55,7 +55,7 @@ def _weights(problem: state.Problem, Y: Array) -> Array | None:
 def _problem_labels(
     party: Party, training: state.Training, problem: state.Problem
 ) -> Array:
-    """Return the labels of a problem as the losses take them, shape (n, C)."""
+    """Return the labels of a problem in the form that the losses need, shape (n, C)."""
     setup, rows = training.setup, problem.rows
     y = _labels(party, rows)
     _check_loss(problem.loss, setup.target)
@@ -112,7 +112,7 @@ def fit(
     )
     if not M or summed.shape[1] != M:
         raise PartyError(
-            f"angles must be of the {M} features of the label holder, got "
+            f"angles must cover the {M} features of the label holder, got "
             f"{summed.shape[1]}"
         )
     reply = FittedKernel(kept=False)
@@ -122,9 +122,9 @@ def fit(
         reply["multiple"] = training.multiple
     reply["columns"] = Y.shape[1]
     if (Y[:1] == Y).all(axis=0).any():
-        # A refusal would reveal that some rows of the server's choice have equal
-        # labels, as often as it asks; the constant model ends the run.
-        log.warning("the labels of the rows to train on are equal: the model says so")
+        # Each refusal would reveal that some rows of the server's choice have equal
+        # labels; the constant model ends the run.
+        log.warning("all training labels are equal: the model is constant")
         coef, intercept, loss = np.zeros((M, Y.shape[1])), Y[0], None
         reply["converged"] = 0.0
         reply["regularization"] = problem.regularization or 1.0
@@ -152,7 +152,7 @@ def fit(
 def _joined(blocks: Mapping[int, Array]) -> Array:
     """Join numbered blocks of angles in the order of their numbers."""
     if len({block.dtype for block in blocks.values()}) != 1:
-        raise PartyError("angles must be blocks of one type, at least one")
+        raise PartyError("angles must be one or more blocks of a single type")
     return np.concatenate([blocks[number].ravel() for number in sorted(blocks)])
 
 
@@ -200,12 +200,12 @@ def start(
     known[split_rows(party.n_rows, test_fraction, party.seed)[1]] = False
     rows, several = np.flatnonzero(known), len(setup.holders) > 1
     if not len(rows):
-        raise PartyError("this party knows no label of a row that is not held out")
+        raise PartyError("this party has no label for any training row")
     largest = 1.0
     if several and setup.target == "continuous":
         largest = np.abs(party.y[rows]).max()
     if largest > 2.0**800:  # the bound of the sum of scores is 2^16 times as large
-        raise PartyError("labels must be below 2^800 in size, for the sum of scores")
+        raise PartyError("absolute labels must be below 2^800")
     training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
     Y = signs_of(party.y[rows], setup.target, training.classes)
     training.intercept = fdskl.base_scores(Y, rule.loss) / len(setup.holders)
@@ -272,7 +272,7 @@ def iterate(
 
 
 def _scores_of(party: Party, training: state.Training, at: state.SummedRows) -> Array:
-    """Return this party's part of the scores of instances, shape (B, K C)."""
+    """Return this party's addends of the scores of instances, shape (B, K C)."""
     summed = summed_angles(at.angles, at.offsets, at.rows)
     party.afford("at", *summed.shape)
     alpha, block = training.alpha, training.setup.block
@@ -281,10 +281,10 @@ def _scores_of(party: Party, training: state.Training, at: state.SummedRows) -> 
     count = len(alpha)
     if summed.shape[1] not in (count, count + block):
         raise PartyError(
-            f"angles must be of the {count} features of the label holder or of {block} "
+            f"angles must cover the {count} features of the label holder, or {block} "
             f"more, got {summed.shape[1]}"
         )
-    if summed.shape[1] > count:  # its turn: the new features are its own
+    if summed.shape[1] > count:  # its round: the new features are its own
         training.waiting = summed
         training.labels = signs_of(
             _labels(party, at.rows), training.setup.target, training.classes
@@ -300,10 +300,10 @@ def _learn(
     """Lines 9 and 10: the step of the iteration whose scores are known."""
     angles, y, alpha = training.waiting, training.labels, training.alpha
     if angles is None or y is None or alpha is None:
-        raise PartyError("scores must be of instances of this party's own turn")
+        raise PartyError("scores must be of instances of this party's own round")
     K, setup = alpha.shape[1] // y.shape[1], training.setup
     if scores.size != K * y.size:
-        raise PartyError(f"scores must be {K * y.size} numbers, got {scores.size}")
+        raise PartyError(f"scores must hold {K * y.size} numbers, got {scores.size}")
     scores, count = scores.reshape(len(y), -1), len(alpha)
     new = np.ascontiguousarray(angles[:, count:])
     if rule.step is None:

@@ -25,7 +25,7 @@ from vfl_flower.typing import Array
 step = step_of("kernel_kmeans")
 
 MOST_CENTERS = 2**17
-"""Most centres of all starts of k-means together."""
+"""Maximum number of centres of all starts of k-means together."""
 
 Centers = Annotated[Array, Reals("k s"), MinLen(1), MaxLen(training.MOST_COMPONENTS)]
 
@@ -85,16 +85,16 @@ def _embed(
     """Make the embedding, which ends the iterations; return it with the state."""
     state = party.recall(training.State)
     if not state.t or state.H is not None:
-        raise PartyError("the embedding must be made once, after the iterations")
+        raise PartyError("the embedding must be made only once, after the iterations")
     if (R is None) == (H is None) or (R is None) != (state.P is None):
-        raise PartyError("the embedding must come as R, and without cem as H")
+        raise PartyError("the request must give R with cem, and H without cem")
     if R is not None:
         H = training.times(party, state, R)
     assert H is not None
     with training.within_memory():
         H = np.asarray(H, dtype=np.float64)
         if not H.shape[1]:
-            raise PartyError("the embedding must have a column")
+            raise PartyError("the embedding must have at least one column")
         training.check_size("H", H)
     state.H, state.B, state.G = H, None, None
     party.cache.pop("kernel_kmeans", None)
@@ -135,18 +135,18 @@ def lloyd(
     H = _embedded(state)
     (a, k), s = centers.shape[:2], H.shape[1]
     if centers.shape[2] != s:
-        raise PartyError(f"centers must have {s} numbers each, got {centers.shape[2]}")
+        raise PartyError(f"centers must have {s} columns, got {centers.shape[2]}")
     if a * k > MOST_CENTERS:
         raise PartyError(
-            f"centers must be at most {MOST_CENTERS} of all starts together, got "
+            f"the number of centers of all starts must be at most {MOST_CENTERS}, got "
             f"{a * k}"
         )
     if (last is None) != (sizes is None):
-        raise PartyError("last and sizes must come together")
+        raise PartyError("last and sizes must be given together")
     if used is not None and used.max() > k:
-        raise PartyError(f"used must be at most the {k} centres of a start")
+        raise PartyError(f"used must be at most {k}, the number of centres of a start")
     party.share(np.arange(party.n_rows), "row-sums")
-    # A pass that is asked for again has the coins that it had; any other has its own.
+    # A repeated request for a pass gets the same random numbers; any other, new ones.
     digest = hashlib.sha256(party.secret_bytes("lloyd", 32))
     for array in (centers, last, sizes, used):
         digest.update(b"" if array is None else array.tobytes())
@@ -206,7 +206,7 @@ def sample(party: Party, count: Count) -> Sample:
 
 
 def _revealed_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
-    """Return the rows that are among the points, or whose cluster has few rows."""
+    """Return the rows that are points, or whose cluster has few rows."""
     sent = {point.tobytes() for point in points}
     nearest = kmeans.assign(H, clusters.centers)[0]
     few = clusters.sizes[nearest] < summed_kmeans.LEAST_ROWS
@@ -223,7 +223,7 @@ def assign(party: Party, centers: Centers) -> Assigned:
     H, setup = _embedded(state), state.known_setup
     if centers.shape[1] != H.shape[1]:
         raise PartyError(
-            f"centers must have {H.shape[1]} numbers each, got {centers.shape[1]}"
+            f"centers must have {H.shape[1]} columns, got {centers.shape[1]}"
         )
     with training.within_memory():
         centers = np.asarray(centers, dtype=np.float64)
@@ -257,14 +257,14 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
     part = party.part
     if "P" not in part:
         raise PartyError(
-            "only a model of split rows, trained with cem, labels new rows: of this "
-            "one the party keeps the labels of the rows of training"
+            "only a model of split rows, trained with cem, can label new rows: of this "
+            "model the party stores only the labels of the training rows"
         )
     width, now = party.rows.shape[1], party.columns_digest
     trained = part["columns"]
     if part["n_columns"] != width or (trained and now and trained != now):
         raise PartyError(
-            "new rows must have the columns of training, in their order, got "
+            "new rows must have the training columns, in the same order, got "
             f"{width} columns"
         )
     with refusing(), training.within_memory():
@@ -277,7 +277,7 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
 @step
 @sums_over("none")
 def predict(party: Party) -> Predicted:
-    """Label this party's new rows by its own part of the model; the labels stay."""
+    """Label this party's new rows with its local model; the labels stay."""
     party.predictions = Predictions(_new_clusters(party)[0])
     return {"done": True}
 
@@ -289,7 +289,7 @@ def predict(party: Party) -> Predicted:
 def evaluate(party: Party) -> EmbeddedCost:
     """Return the sum of the squared distances of new rows to the trained centres."""
     if party.n_rows < LEAST_ROWS:
-        raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")
+        raise PartyError(f"the cost needs at least {LEAST_ROWS} rows at each party")
     party.share(np.arange(party.n_rows), "row-sums")
     cost = _new_clusters(party)[1].sum(keepdims=True)
     if not cost[0] <= training.LARGEST_COST:

@@ -3,9 +3,9 @@
 Between messages a party keeps B_t, shape (n_m, r) with r about the number of
 components, the map P from the features of all iterations to the embedding, and for
 Lanczos a Gram matrix of D + r columns: a few MB for ten thousand rows. It does not keep
-A_t, which would be larger, but draws it again from the seed. Its part of the model is
-P, the centres, the seed of the features and the labels of its rows; with it the party
-labels new rows alone.
+A_t, which would be larger, but draws it again from the seed. Its local model is P, the
+centres, the seed of the features and the labels of its rows; with it the party labels
+new rows alone.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CACHE_BYTES = 2**26
 """Largest A_t that is kept for the next message of the same process."""
 
 MOST_FEATURES = 2**12
-"""Most features of an iteration, whose Gram matrix has 128 MiB."""
+"""Maximum number of features of an iteration: their Gram matrix has 128 MiB."""
 
 MOST_COMPONENTS = MOST_FEATURES // 4 - 5
-"""Most components, and most clusters: the first iteration has 4 (s + 5) features."""
+"""Maximum of components and of clusters: the first iteration has 4 (s + 5) features."""
 
 MOST_OF_VECTOR = 1e50
-"""Largest number of a vector: where a product overflows, a refusal would reveal it."""
+"""Largest entry of a vector: if a product overflowed, a refusal would reveal that."""
 
 LARGEST_COST = 1e300
 """Largest cost of a party's own centres: the sum over parties must be finite."""
@@ -56,13 +56,13 @@ Seed = Annotated[bytes | None, SECRET]
 Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 
 SmallMatrix = Annotated[Array, Reals("* *")]
-"""R_t or R': what W_t is multiplied by."""
+"""R_t or R', a factor of W_t."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class Setup:
-    """Which random features the parties draw, apart from their seed."""
+    """The random features that the parties draw, without their seed."""
 
     kernel: kernel_embedding.Kernel
     """The kernel."""
@@ -73,7 +73,7 @@ class Setup:
     D_1: Features
     """The number of features of the first iteration."""
     fill: Annotated[Array, Reals("n_columns")] | None = None
-    """What missing values become, shape (d,): the means over all parties."""
+    """Replacements of missing values, shape (d,): the means over all parties."""
     shift: Annotated[Array, Reals("n_columns")] | None = None
     """If columns are standardized, a row x becomes (x - shift) * scale; shape (d,)."""
     scale: Annotated[Array, Reals("n_columns")] | None = None
@@ -93,13 +93,13 @@ class Setup:
 
 @stored_as("vfl_flower.clients.kernel_kmeans.State")
 class State:
-    """What a party stores between the messages of a run."""
+    """A party's state between the messages of a run."""
 
     seed: str = ""
     """Seed of the features, 32 hexadecimal digits. The first party draws it; the others
     get it with the first iteration."""
     setup: Setup | None = None
-    """Which features; from the first iteration on."""
+    """The random features, known after the first iteration starts."""
     t: int = 0
     """The number of iterations that have started."""
     B: Array | None = None
@@ -116,7 +116,7 @@ class State:
 
     @property
     def known_setup(self) -> Setup:
-        """The setup, which the first iteration brings."""
+        """The setup, which comes with the first iteration."""
         if self.setup is None:
             raise PartyError("the first iteration must come before this step")
         return self.setup
@@ -173,7 +173,7 @@ class Expansion(TypedDict):
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Refuse what does not fit in memory; the caller checks for overflow."""
+    """Refuse requests that do not fit in memory; the caller checks for overflow."""
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             yield
@@ -203,7 +203,7 @@ def begin(
     count as leaving.
     """
     if party.remembered() and party.recall(State).t:
-        raise PartyError("the iterations have started: it is too late for this step")
+        raise PartyError("this step must come before the iterations")
     party.share(np.arange(party.n_rows), "row-sums")
     state, reply = State(), Begin()
     if party.index == 0:
@@ -232,7 +232,7 @@ def _limbs(values: Array) -> Array:
         return split_limbs(values)
     except ValueError:
         raise PartyError(
-            "sums of the columns' squares must be below 2^120: scale the columns"
+            "sums of squares of columns must be below 2^120: scale the columns"
         ) from None
 
 
@@ -276,7 +276,7 @@ def _reduce(
 
 
 def _per_row(party: Party, state: State, f: Callable[[slice, Array], Array]) -> Array:
-    """Return what `f` gives for the rows of A_t."""
+    """Return the values of `f` for the rows of A_t."""
     parts: list[Array] = []
     return np.concatenate(
         _reduce(party, state, lambda part, A: [f(part, A)], operator.add, parts)
@@ -284,7 +284,7 @@ def _per_row(party: Party, state: State, f: Callable[[slice, Array], Array]) -> 
 
 
 def _W(state: State, part: slice, A: Array) -> Array:
-    """Return rows of W_t, of those of A_t (line 8)."""
+    """Return rows of W_t from rows of A_t (line 8)."""
     B = np.zeros((len(A), 0)) if state.B is None else state.B[part]
     return kernel_kmeans.stack(A, B, state.eta)
 
@@ -305,8 +305,8 @@ def times(party: Party, state: State, R: Array) -> Array:
     """Return W_t[m] R, which is B_{t+1} or H, and update the map P."""
     if len(R) != state.width or not 1 <= R.shape[1] <= len(R):
         raise PartyError(
-            f"R must have {state.width} rows and from 1 to {state.width} columns, got "
-            f"shape {R.shape}"
+            f"R must have {state.width} rows and 1 to {state.width} columns, got shape "
+            f"{R.shape}"
         )
     R = np.asarray(R, dtype=np.float64)
     product = _per_row(party, state, lambda part, A: _W(state, part, A) @ R)
@@ -335,26 +335,26 @@ def _advance(
     """Take the eigenpairs of iteration t - 1 (lines 12 and 13), or the setup at t = 1.
 
     `R`, shape (D_{t-1} + r_{t-1}, r_t), is R_{t-1}: from t = 2 on, and only with the
-    communication `mechanism`. Where `t` is asked for again, the state stays as it is.
+    communication `mechanism`. If `t` is requested again, the state is unchanged.
     """
     state = party.recall(State)
     if state.H is not None:
-        raise PartyError("the iterations are over: the embedding has been made")
+        raise PartyError("the iterations are finished: the embedding has been made")
     if t not in (state.t, state.t + 1):
-        raise PartyError(f"iteration {t} does not follow iteration {state.t}")
+        raise PartyError(f"t must be {state.t} or {state.t + 1}, got {t}")
     if state.t and mechanism != (state.P is not None):
-        raise PartyError("all iterations must use the communication mechanism, or none")
+        raise PartyError("the communication mechanism must not change during a run")
     if state.t == t:  # with a wider bound, or for another product
         return state
     if (R is not None) != (mechanism and t > 1):
-        raise PartyError("R must come from the second iteration on, and only with cem")
+        raise PartyError("R must be given from t = 2 onwards, and only with cem")
     if (setup is not None) != (t == 1):
-        raise PartyError("the setup must come with the first iteration, and only then")
+        raise PartyError("the setup must be given only with the first iteration")
     if setup is not None:
         if (setup.shift is None) != (setup.scale is None):
-            raise PartyError("shift and scale must come together")
+            raise PartyError("shift and scale must be given together")
         if party.gaps and setup.fill is None:
-            raise PartyError("fill must come where a party has missing values")
+            raise PartyError("fill must be given if a party has missing values")
         state.seed, state.setup = state.seed or _seed(seed), setup
         state.P = np.zeros((0, 0)) if mechanism else None
     if R is not None:
@@ -407,10 +407,10 @@ def product(
         state.G = _gram(party, state)
     G = state.G
     if G is None:
-        raise PartyError("the first product of an iteration must say which it is")
+        raise PartyError("the first product of an iteration must give t")
     if len(vectors) != len(G) or vectors.shape[1] > len(G):
         raise PartyError(
-            f"vectors must be at most {len(G)} of {len(G)} numbers, got shape "
+            f"vectors must have {len(G)} rows and at most {len(G)} columns, got shape "
             f"{vectors.shape}"
         )
     with within_memory():
@@ -425,7 +425,7 @@ def product(
 
 def _check_without_mechanism(party: Party) -> None:
     if not party.allow_plain:
-        raise PartyError("cem must be true: without it single rows reach the server")
+        raise PartyError("cem must be true: otherwise the server would see single rows")
 
 
 @step

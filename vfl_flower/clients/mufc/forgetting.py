@@ -28,13 +28,13 @@ log = logging.getLogger("vfl_flower")
 step = step_of("mufc")
 
 LEAST_STAYING = 2
-"""Fewest parties of a sum: with a single one it would be that party's counts."""
+"""Minimum number of parties of a sum: a single party's sum would be its counts."""
 
 NAMED = {
     FORGET: ("ids to forget", "rows of training"),
     ADD: ("ids to add", "rows of the data"),
 }
-"""What is in a file of requests, and which rows it must name."""
+"""The contents of a request file, and the rows that it must name."""
 
 RowCount = Annotated[int, Ge(0), Le(training.MOST_ROWS)]
 
@@ -135,13 +135,13 @@ def forget(
     )
     behind = not training.predictions_file(state).exists()
     counts = training.counts_of(party, sizes, code)
-    # Rows that have come since training are not forgotten ones.
+    # Rows that were added after training are not forgotten rows.
     in_file = _still_in_file(state.known(tags) & ~stay)
     in_models = _in_others(party, model, asked)
     if in_models:
         log.warning(
             "%d of the ids are still in other models: forget them there too, or remove "
-            "these models",
+            "those models",
             in_models,
         )
     # Last, so that a refusal changes nothing.
@@ -159,18 +159,18 @@ def forget(
 
 
 def _log_change(model: str, what: str, count: int) -> None:
-    """Log how many rows come or go, and what that reveals."""
+    """Log how many rows are added or removed, and what that reveals."""
     if not count:
         return
     log.warning(
-        "model %s: by this party's request %d rows are %s; the server can compute how "
-        "the counts of the quantised centroids change with them",
+        "model %s: at this party's request %d rows are %s; the server can compute how "
+        "these rows change the counts of the quantised centroids",
         *(model, count, what),
     )
     if count < LEAST_ROWS:
         log.warning(
-            "these are fewer than %d rows, of each of which the change reveals much: "
-            "request more of them for one run",
+            "these are fewer than %d rows, so the change reveals much about each row: "
+            "request more rows in one run",
             LEAST_ROWS,
         )
 
@@ -195,13 +195,13 @@ def _check_parties(party: Party, parties: Sequence[str]) -> None:
     if consent is None or consent.peers is None:  # a run in one process
         return
     if not parties:
-        raise PartyError("its state does not name the parties of the model: train anew")
+        raise PartyError("its state does not name the model's parties: train again")
     for name in parties:
         if name not in party.names and not consent.accepts_change_of(name):
             raise PartyError(
-                f"counts without {name!r} would reveal that party's counts: this "
-                f"party's consent must name it, changed-parties = [{name!r}], or "
-                f"{name!r} must take part"
+                f"counts without {name!r} would reveal that party's counts: {name!r} "
+                f"must take part, or this party's consent must name it, "
+                f"changed-parties = [{name!r}]"
             )
 
 
@@ -210,32 +210,31 @@ def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, 
     row = {tags[i]: i for i in np.flatnonzero(stay).tolist()}
     if len(row) != remaining or np.count_nonzero(stay) != remaining:
         log.error(
-            "%d rows of training were not forgotten: the data hold %d of them, in %d "
-            "rows",
+            "%d training rows were not forgotten: the data hold %d of them, in %d rows",
             remaining,
             len(row),
             np.count_nonzero(stay),
         )
         raise PartyError(
-            "the data must hold the rows of training that were not forgotten, each "
-            "once: the party's log says how many they hold"
+            "the data must hold each training row that was not forgotten exactly once: "
+            "the party's log has the numbers of rows"
         )
     return row
 
 
 def _still_in_file(forgotten: Array) -> int:
-    """Return how many rows of the data were forgotten, and say it in the log."""
+    """Return how many forgotten rows are still in the data, and log it."""
     in_file = int(np.count_nonzero(forgotten))
     if in_file:
         log.warning(
-            "%d forgotten rows are still in the data: take them out of the file",
+            "%d forgotten rows are still in the data: remove them from the file",
             in_file,
         )
     return in_file
 
 
 def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
-    """Return how many ids are of rows that another model here has not forgotten."""
+    """Return how many ids are still in another model of this party."""
     folder, remembered = party.state_dir, np.zeros(len(asked), dtype=bool)
     if folder is None or not asked:
         return 0
@@ -243,7 +242,7 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
         models = set(list_models(folder)) - {model}
     for other in models:
         state = ClientState(folder, other)
-        with suppress(PartyError):  # one that was left, or is no state at all
+        with suppress(PartyError):  # a model that the party left, or not a state
             remembered |= state.keep(state.tag(asked))
     return int(np.count_nonzero(remembered))
 
@@ -251,7 +250,7 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
 def _leave(
     party: Party, model: str, settings: TrainingSettings | None, key: bytes
 ) -> Forgotten:
-    """Give the counts of no rows."""
+    """Return empty counts."""
     if settings is None:
         raise PartyError("the request lacks the settings of training")
     if party.state_dir is None:
@@ -260,8 +259,8 @@ def _leave(
     if not (state.exists and state.left):
         if model not in read_requests(party.state_dir, LEAVE).values():
             raise PartyError(
-                f"this party leaves model {model} only if its own {LEAVE} names it: "
-                "write the id there, in its state-dir"
+                f"this party leaves model {model} only if the file {LEAVE} in its "
+                "state-dir names it: write the id there"
             )
         if state.exists:
             training.check_name(party, state.facts)
@@ -286,9 +285,9 @@ def _requested(
     ]
     ids, rows = NAMED[file]
     if lines:
-        log.error("lines %s of %s name no %s", lines, file, rows)
+        log.error("lines %s of %s do not name %s", lines, file, rows)
         raise PartyError(
-            f"{ids} must belong to {rows}: some do not, the party's log has their "
+            f"{ids} must belong to {rows}: some do not; the party's log lists their "
             f"lines in {file}"
         )
     return set(tags)
@@ -343,7 +342,7 @@ def add(
     added = [tags[i] for i in np.flatnonzero(new).tolist()]
     if repeated := len(added) - len(set(added)):
         log.error("repeated ids of new rows: %d", repeated)
-        raise PartyError("ids must be distinct: some new rows repeat an id")
+        raise PartyError("ids must be distinct, but some new rows repeat an id")
     drawn = np.array([row[tag] for tag in now.centroids], dtype=np.int64)
     sizes, rows = now.sizes, old | new
     training.check_box(party, settings, np.flatnonzero(new))

@@ -1,4 +1,4 @@
-"""What server and parties agree on when they train clusters that can forget."""
+"""Settings that server and parties share to train clusters that can forget."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.typing import Array
 
 MOST_NUMBERS = 2**20
-"""Most numbers of a sparse sum, so that no request exhausts a party's memory."""
+"""Maximum length of a sparse sum, so that no request exhausts a party's memory."""
 
 MOST_CLUSTERS = 2**12
-"""Most clusters: a party's time grows with its rows times their number."""
+"""Maximum number of clusters: a party's time grows with its rows times their number."""
 
 LEAST_BIN_ROWS = 5
-"""Fewest rows of a mean that is a centroid; of fewer, it is as good as a row."""
+"""Minimum number of rows of a mean that is a centroid: fewer would reveal a row."""
 
 ClusterCount = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 
@@ -37,11 +37,11 @@ PointField = Literal["hash", "paper"]
 
 @dataclass(frozen=True, eq=False)
 class TrainingSettings:
-    """What server and parties agree on in training, for all tasks on the model.
+    """Settings that server and parties share in training, for all tasks on the model.
 
-    They are those of :class:`vfl_flower.strategies.MUFC`, without "auto" or 0, and the
-    box by its `lower` and `upper` bounds, shape (d,) or (), in the unit of the columns.
-    Raises ContractError if the bounds make no box, or gamma no quantisation.
+    These are the settings of :class:`vfl_flower.strategies.MUFC`, with "auto" and 0
+    replaced by values, and the box as `lower` and `upper` bounds, shape (d,) or (), in
+    the unit of the columns. Raises ContractError if bounds or gamma are invalid.
     """
 
     n_clusters: ClusterCount
@@ -55,14 +55,14 @@ class TrainingSettings:
     field: PointField
     n_init: Natural
     min_rows_per_bin: Natural = 1
-    """Fewest rows of a party's cluster."""
+    """Minimum number of rows of a party's cluster."""
     choose_clusters: bool = False
-    """Whether `n_clusters` is the most that each version may have."""
+    """Whether `n_clusters` is only the maximum for each version."""
     columns: list[str] | None = None
     """Digests of the names of the columns in their order, if they have names."""
 
     def __post_init__(self) -> None:
-        """Check what the types do not say."""
+        """Check rules that the types cannot express."""
         if any(bound.dtype.kind not in "iuf" for bound in (self.lower, self.upper)):
             raise ContractError("'lower' and 'upper' must hold real numbers")
         try:
@@ -72,7 +72,7 @@ class TrainingSettings:
 
     @property
     def shows_rows(self) -> bool:
-        """Whether a centroid can be a row, or as good as one."""
+        """Whether a centroid can be, or reveal, a single row."""
         few = self.client_training == "init" or self.min_rows_per_bin < LEAST_BIN_ROWS
         return few or self.privacy == "none"
 
@@ -101,19 +101,19 @@ class TrainingSettings:
             if self.field == "hash":
                 raise
             raise ValueError(
-                f"field must be 'hash' for {n_columns} columns of {n_bins} bins: their "
-                "product is above 2^61"
+                f"field must be 'hash' for {n_columns} columns of {n_bins} bins: "
+                f"{n_bins}^{n_columns} is above 2^61"
             ) from None
         if code.size > MOST_NUMBERS:
             raise ValueError(
                 f"local_clusters must be lower, got {self.local_clusters}: for "
                 f"{n_parties} parties and {n_columns} columns a message would have "
-                f"{code.size} numbers, and at most {MOST_NUMBERS} are sent"
+                f"{code.size} numbers, above the maximum of {MOST_NUMBERS}"
             )
         return code
 
     def stored(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them."""
+        """Return the settings as values that JSON can hold."""
         bounds = {"lower": self.lower.tolist(), "upper": self.upper.tolist()}
         return flat(self) | bounds
 

@@ -1,10 +1,10 @@
-"""What a party stores on disk to forget rows, and the base of the server's state.
+"""A party's state on disk to forget rows, and the base of the server's state.
 
 A clustering that can forget [1] lives in one SQLite file at each party, a "client" of
 [1], and one at the server (:mod:`vfl_flower.strategies.mufc.state`). Its versions are
 committed in two phases, and the server decides: parties *stage* version v + 1, the
 server *saves* it, and then parties *settle*. Each message of a task carries the
-server's version, to which a party settles first. So whoever is killed, and at whichever
+server's version, to which a party settles first. So whichever process is killed, at any
 write, the next task finds all at v or brings all to v + 1.
 
 No file of a party holds an id, a value or a coordinate of a row: rows are known by tags
@@ -54,21 +54,21 @@ BUSY = 5.0
 
 READ = "BEGIN"
 WRITE = "BEGIN IMMEDIATE"
-"""How a transaction begins; after this one, what it reads cannot change before it
+"""Start of a transaction in which the values read cannot change before it
 writes."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class PartyFacts:
-    """What a party must find again to forget, besides the settings of its training."""
+    """Facts that a party needs to forget rows, besides the settings of its training."""
 
     name: str
     n_columns: int
     columns: str
     """Digest of the names of the columns; "" if they have none."""
     parties: list[str]
-    """Names of the parties of the training; empty where nobody signed."""
+    """Names of the parties of the training; empty if nobody signed."""
 
 
 @shapes_only
@@ -93,7 +93,7 @@ class StateFile:
     tables: ClassVar[dict[str, str]]
 
     def __init__(self, folder: Path, model: str) -> None:
-        # The id comes in a message: it must not lead out of the folder.
+        # The id comes in a message: it must not point outside the folder.
         if not is_model_id(model):
             raise self.error(
                 "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
@@ -144,13 +144,13 @@ class StateFile:
         present = self._version(db)
         if version != present + 1:
             raise self.error(
-                f"{self.owner} has version {present} of model {self.model}, the next "
-                f"one must be {present + 1}, got {version}"
+                f"{self.owner} has version {present} of model {self.model}: the next "
+                f"version must be {present + 1}, got {version}"
             )
 
     @contextmanager
     def _open(self, begin: str = READ) -> Iterator[sqlite3.Connection]:
-        """Open the file for one transaction; an error leaves it as it was."""
+        """Open the file for one transaction; an error leaves it unchanged."""
         with self._errors():
             if not self._path.exists():
                 raise self._missing()
@@ -162,7 +162,7 @@ class StateFile:
 
     @contextmanager
     def _new(self) -> Iterator[sqlite3.Connection]:
-        """Make the file for one transaction, or empty that of an unfinished training.
+        """Make the file for one transaction, or empty it if training is unfinished.
 
         The file is not replaced: a new one under this name would meet the journal that
         a killed process has left.
@@ -176,8 +176,8 @@ class StateFile:
                     self._check(db)
                     if version := self._version(db):
                         raise self.error(
-                            f"{self.owner} has version {version} of model {self.model} "
-                            "already: only a training that is not finished can be "
+                            f"{self.owner} already has version {version} of model "
+                            f"{self.model}: only unfinished training can be "
                             "restarted"
                         )
                 for name, columns in self.tables.items():
@@ -226,7 +226,7 @@ class StateFile:
         try:
             yield
         except (ValueError, TypeError, KeyError):  # JSON's errors among them
-            logger.error("settings in %s are not as they were written", self._path)
+            logger.error("settings in %s are damaged", self._path)
             raise self.error(
                 f"the state of model {self.model} at {self.owner} is damaged"
             ) from None
@@ -243,10 +243,10 @@ class StateFile:
         (kind,) = db.execute("PRAGMA application_id").fetchone()
         (written,) = db.execute("PRAGMA user_version").fetchone()
         if kind != self.kind:
-            raise self.error(f"{what} is no file that {self.owner} has written")
+            raise self.error(f"{what} was not written by {self.owner}")
         if written != FORMAT:
             raise self.error(
-                f"{what} is of format {written}, and vfl-flower {__version__} reads "
+                f"{what} has format {written}, but vfl-flower {__version__} reads "
                 f"format {FORMAT}: update it"
             )
         (model,) = self._about(db, "model")
@@ -257,10 +257,10 @@ class StateFile:
 
 
 class ClientState(StateFile):
-    """What one party stores of one model, in its ``state-dir``.
+    """One party's state of one model, in its ``state-dir``.
 
-    A run is any text that no other run has. It separates what two runs have staged for
-    one version: what the server did not save is dropped.
+    A run is a unique text. It separates the versions that two runs have staged under
+    one number: a version that the server did not save is dropped.
 
     Each method but `exists` raises PartyError if there is no legible state of that
     model and format. All but `log`, `left`, `version` and `wipe` also raise it if the
@@ -302,7 +302,7 @@ class ClientState(StateFile):
         repeated = int((tags[1:] == tags[:-1]).sum())
         if repeated:
             logger.error("repeated ids: %d", repeated)
-            raise PartyError("ids must be distinct: some rows repeat an id")
+            raise PartyError("ids must be distinct, but some rows repeat an id")
         with state._new() as db:
             db.execute(
                 "INSERT INTO about VALUES (?, 0, '', ?, ?, x'', x'')",
@@ -313,12 +313,12 @@ class ClientState(StateFile):
 
     @property
     def settings(self) -> TrainingSettings:
-        """What training agreed on."""
+        """The settings of the training."""
         return self._agreed()[0]
 
     @property
     def facts(self) -> PartyFacts:
-        """What else the party knows of its training."""
+        """Further facts of the party's training."""
         return self._agreed()[1]
 
     def _agreed(self) -> tuple[TrainingSettings, PartyFacts]:
@@ -346,17 +346,17 @@ class ClientState(StateFile):
             return _hmacs(self._about(db, "tag_key")[0], ids)
 
     def known(self, tags: Sequence[bytes]) -> Array:
-        """Return which tags are of rows of training, removed or not, shape (r,)."""
+        """Return which tags belong to training rows, removed or not, shape (r,)."""
         with self._member() as db:
             return _known(db, tags)
 
     def removed(self) -> set[bytes]:
-        """Return the tags of all removed rows, without those that are only staged."""
+        """Return the tags of all removed rows, without staged removals."""
         with self._member() as db:
             return _removed(db)
 
     def keep(self, tags: Sequence[bytes]) -> Array:
-        """Return which tags are of rows still in the clustering, shape (r,)."""
+        """Return which tags belong to rows still in the clustering, shape (r,)."""
         with self._member() as db:
             gone = _removed(db)
             stays = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
@@ -383,8 +383,8 @@ class ClientState(StateFile):
     ) -> None:
         """Write the next version, to be committed once the server has saved it.
 
-        What the same run has staged before is replaced. Raises PartyError if the
-        version is another one, or the `sizes` do not add up to the rows that remain.
+        It replaces a version that the same run has staged before. Raises PartyError if
+        the version is not the next, or `sizes` do not add up to the remaining rows.
         """
         removed = list(dict.fromkeys(removed))
         with self._member(WRITE) as db:
@@ -397,8 +397,8 @@ class ClientState(StateFile):
             if wrong or len(sizes) > len(centroids):
                 raise PartyError(
                     f"sizes of {len(centroids)} clusters must be at least 1 and add up "
-                    f"to the {remaining} rows that remain, got {len(sizes)} sizes of "
-                    f"sum {sizes.sum()}"
+                    f"to {remaining}, the number of remaining rows, got {len(sizes)} "
+                    f"sizes with sum {sizes.sum()}"
                 )
             db.execute(
                 "INSERT OR REPLACE INTO staged VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -411,8 +411,8 @@ class ClientState(StateFile):
     def settle(self, version: int, run: str = "") -> None:
         """Bring the party to the version that the server has saved in a run.
 
-        What is staged is committed, with an entry in the audit log, or dropped. Raises
-        PartyError if the version is neither the present one nor staged by that run.
+        A staged version is committed, with an entry in the audit log, or dropped.
+        Raises PartyError if the version is neither present nor staged by that run.
         """
         version = int(version)  # SQLite takes no integer of NumPy
         with self._member(WRITE) as db:
@@ -426,8 +426,8 @@ class ClientState(StateFile):
                 if staged is None:
                     of_run = " of another run" if present[0] == version else ""
                     raise PartyError(
-                        f"this party keeps version {present[0]} of model {self.model}, "
-                        f"the server version {version}{of_run}"
+                        f"this party has version {present[0]} of model {self.model}, "
+                        f"but the server has version {version}{of_run}"
                     )
                 kind, redrawn, centroids, sizes, changed = staged
                 db.execute(
@@ -457,7 +457,7 @@ class ClientState(StateFile):
         return log
 
     def wipe(self) -> None:
-        """Leave the model: overwrite all but the audit log; the second time, nothing.
+        """Leave the model: overwrite all but the audit log; a second call does nothing.
 
         The key is lost too, so that nobody can compare the tags in the log with ids.
         """
@@ -520,7 +520,7 @@ def _hmacs(key: bytes, ids: Sequence[Any]) -> list[bytes]:
     """Return HMAC-SHA256(key, id), shortened, of each id."""
     keyed, tags = hmac.new(key, digestmod="sha256"), []
     for name in ids:
-        tag = keyed.copy()  # faster than the key anew for each id
+        tag = keyed.copy()  # faster than a new HMAC for each id
         tag.update(str(name).encode())
         tags.append(tag.digest()[:TAG])
     return tags

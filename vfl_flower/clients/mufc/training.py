@@ -44,7 +44,7 @@ log = logging.getLogger("vfl_flower")
 step = step_of("mufc")
 
 MOST_ROWS = 2**40
-"""Most rows of all parties together."""
+"""Maximum number of rows of all parties together."""
 
 Version = Annotated[int, Ge(0), Lt(2**63 - 1)]
 
@@ -53,16 +53,16 @@ RowCenters = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUST
 
 @stored_as("vfl_flower.clients.mufc.MUFCState")
 class MUFCState:
-    """What a party stores from its counts to the end of the run."""
+    """A party's state from its counts to the end of the run."""
 
     model: str
     """The id of the model."""
     settings: TrainingSettings
-    """What training has agreed on."""
+    """The settings of the training."""
     n_rows: int
     """Rows of the party's data."""
     stay: Array
-    """Which of them take part, one bit for each."""
+    """Bits that mark the rows taking part."""
     drawn: Array
     """Row numbers of its centroids, in the order drawn, shape (k',)."""
     leaves: bool = False
@@ -114,13 +114,13 @@ def train(
     key: bytes = b"",
     keep: bool = True,
 ) -> Trained:
-    """Lines 1 to 4: draw centroids, and give their quantised counts."""
+    """Lines 1 to 4: draw centroids, and send their quantised counts."""
     code = code_of(party, settings, key)
     folder = party.state_dir if keep else None
     if folder is not None and not party.name:
         raise PartyError(
-            "to forget later it needs a name of its own, party-name: the place in a "
-            "run may be another party's in the next"
+            "to forget rows later, the party needs a party-name, since its place in a "
+            "run may belong to a different party in the next run"
         )
     check_box(party, settings)
     with refusing():
@@ -134,7 +134,7 @@ def train(
     party.remember(MUFCState(model, settings, party.n_rows, everything, drawn))
     totals = np.array([sizes.sum(), 0], dtype=np.float64)
     counts = counts_of(party, sizes, code)
-    if folder is not None:  # last, so that a refusal leaves nothing
+    if folder is not None:  # last, so that a refusal leaves no file
         d, names = party.rows.shape[1], list(party.names)
         facts = PartyFacts(party.name or "", d, party.columns_digest, names)
         state = ClientState.create(folder, model, ids, settings, facts)
@@ -146,14 +146,14 @@ def train(
 @step
 @sums_over("none")
 def abandon(party: Party, model: str) -> Abandoned:
-    """Remove the state of a training that the server has given up."""
+    """Remove the state of a training that the server has abandoned."""
     if party.state_dir is not None:
         ClientState(party.state_dir, model).remove_unfinished()
     return {}
 
 
 def code_of(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | None:
-    """Return the code that hides counts; None: they leave in the clear."""
+    """Return the code that hides counts; None: they are sent in the clear."""
     if settings.privacy == "none":
         return None
     with refusing():
@@ -161,7 +161,7 @@ def code_of(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum |
 
 
 def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
-    """Return the centroids and sizes as the settings say: hidden, or in the clear."""
+    """Return the centroids and sizes, hidden or in the clear as set."""
     state = party.recall(MUFCState)
     settings = state.settings
     check_box(party, settings, state.drawn)
@@ -185,8 +185,8 @@ def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
 def clustered_rows(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
     """Return the rows that take part, and the centroids and labels of their clusters.
 
-    They are computed from the drawn rows and the rows that stay, whatever was merged in
-    versions before: see :func:`vfl_flower.numerics.mufc.merge_small`.
+    They are computed from the drawn rows and the rows that stay, whatever earlier
+    versions merged: see :func:`vfl_flower.numerics.mufc.merge_small`.
     """
     rows = taking_part(state)
     blocks = mufc.BoxedRows(party.rows, state.settings.box, rows)
@@ -214,7 +214,7 @@ def commit(
     kept: bool = True,
     cost: bool = False,
 ) -> Committed:
-    """Line 9: give each row the global cluster of its centroid; settle the version.
+    """Line 9: assign each row its centroid's global cluster; settle the version.
 
     The sizes go into sums over the parties, and with `cost` the induced objective. Over
     several sessions a server that chooses box and centres gets rows from it. A party
@@ -223,7 +223,7 @@ def commit(
     """
     state = party.recall(MUFCState)
     if party.n_rows != state.n_rows:
-        raise PartyError("the data of this party have changed during the run")
+        raise PartyError("this party's data have changed during the run")
     check_box(party, state.settings, state.drawn)
     with np.errstate(over="ignore"):
         scaled = state.settings.box.scale(centers)
@@ -265,11 +265,11 @@ def commit(
     return reply
 
 
-# -- what a party finds in its folder and in its file, to forget rows or add them ------
+# -- a party's folder and file of requests to forget rows or add them -----------------
 
 
 def finish_served(state: ClientState) -> None:
-    """Take the requests that the state has served out of the party's files."""
+    """Remove the requests that the state has served from the party's files."""
     removed, forgotten = state.removed(), list[str]()
 
     def are_served(ids: list[str]) -> list[bool]:
@@ -280,7 +280,7 @@ def finish_served(state: ClientState) -> None:
     row_requests.finish_requests(state.folder, row_requests.FORGET, are_served)
     if files := row_requests.files_naming(state.folder, forgotten):
         log.warning(
-            "these files of the state-dir still name forgotten ids, take them out: %s",
+            "these files of the state-dir still name forgotten ids, remove these: %s",
             ", ".join(files),
         )
     row_requests.finish_requests(
@@ -291,7 +291,7 @@ def finish_served(state: ClientState) -> None:
 def state_of(party: Party, model: str, version: int, run: str) -> ClientState:
     """Return the party's state, brought to the server's version."""
     if party.state_dir is None:
-        raise PartyError("it has no state-dir, so it keeps no state of a model")
+        raise PartyError("the party has no state-dir, so it has no state of a model")
     state = ClientState(party.state_dir, model)
     check_name(party, state.facts)
     present = state.version
@@ -302,11 +302,11 @@ def state_of(party: Party, model: str, version: int, run: str) -> ClientState:
 
 
 def check_name(party: Party, facts: PartyFacts) -> None:
-    """Raise ``PartyError`` if the state is of a party with another name."""
+    """Raise ``PartyError`` if the state belongs to a party with a different name."""
     if facts.name != party.name:
         raise PartyError(
-            f"its state-dir has the state of party {facts.name!r}: each party keeps "
-            "its own folder and name"
+            f"its state-dir has the state of party {facts.name!r}: each party must "
+            "keep its own folder and name"
         )
 
 
@@ -315,26 +315,26 @@ def check_columns(party: Party, facts: PartyFacts) -> None:
     count = party.rows.shape[1]
     if count != facts.n_columns:
         raise PartyError(
-            f"the data must have the {facts.n_columns} columns of training, got {count}"
+            f"the data must have the {facts.n_columns} training columns, got {count}"
         )
     if party.columns_digest != facts.columns:
         raise PartyError(
-            "the data must have the columns of training in their order: their names "
+            "the data must have the training columns in the same order, but the names "
             "differ"
         )
 
 
 def check_alone(party: Party, folder: Path, model: str) -> None:
-    """Raise if another party of the run has written to the same folder."""
+    """Raise if a different party of the run has written to the same folder."""
     state = ClientState(folder, model)
     if state.exists and state.facts.name != party.name:
-        raise PartyError("state-dir must be a folder of this party alone")
+        raise PartyError("state-dir must not be shared with a different party")
     with refusing():
         count = len(set(list_models(folder)) - {model})
     if count:
         log.warning(
-            "the state-dir has %d other models: a row is forgotten in each by a run of "
-            "its own, or by the removal of its files",
+            "the state-dir has %d other models: to forget a row in each, start a run "
+            "for each model, or remove its files",
             count,
         )
 
@@ -351,10 +351,10 @@ def remove_file(path: Path) -> None:
 
 
 def warn_of_others(party: Party, rows: Array) -> None:
-    """Warn if other rows of the data than these take no part; drop their cache."""
+    """Warn if some rows of the data take no part; drop their cache."""
     if len(rows) < party.n_rows:
         log.warning(
-            "%d rows of the data take no part: take those forgotten out of the file",
+            "%d rows of the data take no part: remove forgotten rows from the file",
             party.n_rows - len(rows),
         )
         drop_cache(party)
@@ -370,9 +370,9 @@ def ids_of(party: Party) -> list[str]:
     """Return the ids of the party's rows, which it needs to forget some."""
     ids = party.read_ids()
     if ids is None:
-        raise PartyError("rows are forgotten by their ids: the data need an id-column")
+        raise PartyError("to forget rows by their ids, the data need an id-column")
     if len(ids) != party.n_rows:
-        raise PartyError("the data of this party have changed while they were read")
+        raise PartyError("this party's data have changed while they were read")
     return [str(value) for value in ids]
 
 
@@ -413,7 +413,7 @@ def predict(
 ) -> Predicted:
     """Give each row of the party's data the nearest centre; the labels stay here."""
     rows, labels, _ = _new_rows(party, model, version, before, centers)
-    named = f"{model}-{party.session:016x}"  # training has the file of the model's name
+    named = f"{model}-{party.session:016x}"  # training writes {model}
     party.predictions = Predictions(labels, rows, named)
     return {"done": True}
 
@@ -431,12 +431,12 @@ def evaluate(
     """
     rows, _, costs = _new_rows(party, model, version, before, centers)
     if len(rows) < LEAST_ROWS:
-        raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")
+        raise PartyError(f"the cost needs at least {LEAST_ROWS} rows at each party")
     party.sum_over(rows, by_choice=len(rows) < party.n_rows)
     party.share(rows, "row-sums")
     cost = float(costs.sum())
     if not np.isfinite(cost):
-        raise PartyError("rows must be near enough to the box for a finite cost")
+        raise PartyError("rows must be close enough to the box for a finite cost")
     return {"totals": np.array([float(len(rows)), cost])}
 
 
@@ -453,12 +453,12 @@ def check_box(
             box.check(party.rows.take(rows))
         else:
             party.rows.map_reduce(lambda _, X: box.check(X), lambda *_: None, None)
-    except ValueError as error:  # which names a column, and no value
+    except ValueError as error:  # it names a column, and no value
         text = str(error)
         column = re.match(r"column (\d+), counted from 0,", text)
         if column and names:
             text = f"column {names[int(column[1])]!r}{text[column.end() :]}"
-        raise PartyError(f"{text} (setting box, in a run config mufc.box)") from None
+        raise PartyError(f"{text} (setting box, mufc.box in a run config)") from None
 
 
 @contextmanager
@@ -468,5 +468,5 @@ def same_values() -> Iterator[None]:
         yield
     except ValueError:
         raise PartyError(
-            "rows that stay must have the values of training: they have others"
+            "rows that stay must have the same values as in training"
         ) from None

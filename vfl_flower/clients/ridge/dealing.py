@@ -1,7 +1,7 @@
-"""A party that deals for a ridge model in the place of the server.
+"""A party that generates the dealer's randomness for ridge instead of the server.
 
-What it deals is in :mod:`vfl_flower.secure_aggregation.products.dealing`. It must not
-work with either party that computes.
+The randomness is in :mod:`vfl_flower.secure_aggregation.products.dealing`. The dealer
+must not collude with either computing party.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vfl_flower.typing import Array
 step = step_of("ridge")
 
 ROW_NUMBERS = 2**25
-"""Most numbers in the columns of the rows that are predicted together."""
+"""Maximum number of values in the columns of the rows that are predicted together."""
 
 
 def row_blocks(rows: int, columns: int) -> list[Array]:
@@ -35,7 +35,7 @@ def row_blocks(rows: int, columns: int) -> list[Array]:
 
 
 def root_of(party: Party) -> bytes:
-    """Return the secret of a party that deals: what it deals twice is the same."""
+    """Return the secret of a dealing party, the same for repeated requests."""
     return derive_key(party.run_secret, [labels.ANGLES_DEALER])
 
 
@@ -54,9 +54,9 @@ def deal(
     row_roles: Roles | None = None,
     outputs: Columns = 1,
 ) -> DealtParts:
-    """Deal in the place of the server, for a Gram matrix and for rows.
+    """Send the dealer's randomness, instead of the server, for a Gram matrix and rows.
 
-    What the second party needs for cosines follows while the others hide their angles.
+    The second party's randomness for cosines follows while others hide their angles.
     """
     reply: DealtParts = {}
     if roles is not None:
@@ -91,14 +91,14 @@ class RidgePartInfo(TypedDict):
 def part(
     party: Party, dealt_by: Place | None = None, second: Place | None = None
 ) -> RidgePartInfo:
-    """Describe the local model, and deal for the first rows that are predicted.
+    """Describe the local model; a dealer sends randomness for the first new rows.
 
-    A dealing party knows from its local model who has how many columns, so the others
-    need not wait for what it deals. By default the server deals, and the second party
-    is the first of the others.
+    A dealing party knows each party's number of columns from its local model, so the
+    others need not wait for its randomness. By default the server is the dealer, and
+    the second party is the first of the others.
     """
     if "local" not in party.part:
-        raise PartyError("this run has no model of this kind")
+        raise PartyError("this run has no model of this strategy")
     model = party.part
     check_columns(party, model["n_columns"], list(model["columns"]))
     holder, joint = model["holder"], model["n_features"]

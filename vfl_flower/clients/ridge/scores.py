@@ -54,10 +54,10 @@ step = step_of("ridge")
 @shapes_only
 @dataclass
 class RowsState:
-    """What a party stores of rows that are being scored."""
+    """A party's state of rows that are being scored."""
 
     roles: Roles
-    """Who does what; their columns are those of other parties than the first one."""
+    """The roles; the columns exclude those of the first party."""
     dealt: Array
     """The correlated randomness that it received."""
     rows: Array
@@ -66,7 +66,7 @@ class RowsState:
 
 @stored_as("vfl_flower.clients.ridge.scores.ScoresState")
 class ScoresState:
-    """What a party stores between messages while rows are scored."""
+    """A party's state between messages while rows are scored."""
 
     turns: int = 0
     """How many sets of rows were started."""
@@ -96,9 +96,9 @@ class Products(TypedDict, total=False):
 
 
 def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalColumns]:
-    """Return the party's part, its columns of rows, and how local ones are made."""
+    """Return the party's local model, its columns of rows, and its local columns."""
     if "local" not in party.part:
-        raise PartyError("this run has no model of this kind")
+        raise PartyError("this run has no model of this strategy")
     X = np.asarray(party.rows.take(rows.astype(np.intp)), dtype=np.float64)
     return party.part, X, unpack_local(party.part)
 
@@ -118,7 +118,7 @@ def rows(
 ) -> HiddenRows:
     """Send angles and local columns of rows, and the label holder's weights, hidden.
 
-    roles: who does what; the label holder has no columns in it.
+    roles: the roles, without columns of the label holder.
     outputs: K, the number of scores of a row; they count as columns.
     dealt, row_parts, first_rows: what the dealer sends: the server, or a party, in
         reply to this request or earlier.
@@ -128,13 +128,12 @@ def rows(
     width = 0 if holder else part["local"]
     check_roles(party, roles, width, dealing.NEW_ROWS.fraction, labels=False)
     if roles.first != part["holder"] or holder != (index == roles.first):
-        raise PartyError("the party with the weights, and no other one, opens scores")
+        raise PartyError("scores must be opened by the party with the weights")
     if roles.joint != part["n_features"] or roles.rows != len(numbers):
-        raise PartyError("joint and rows must be those of the model and of the rows")
+        raise PartyError("joint must match the model, and rows the requested rows")
     if holder and outputs != len(part["intercept"]):
         raise PartyError(
-            f"outputs must be {len(part['intercept'])}, those of the model, got "
-            f"{outputs}"
+            f"outputs must be {len(part['intercept'])}, as in the model, got {outputs}"
         )
     state = party.recall(ScoresState, ScoresState())
     if roles.turn != state.turns:
@@ -171,7 +170,7 @@ def rows(
 
 
 def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
-    """Return the weights of the features that others have a part in, and their bits."""
+    """Return the weights of the features that others contribute to, and their bits."""
     start = sum(roles.owners[: roles.first])
     w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
     _, unit = math.frexp(np.abs(w).sum(axis=0).max())
@@ -182,7 +181,7 @@ def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
 def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
     state = party.recall(ScoresState)
     if state.rows is None:
-        raise PartyError("the step must follow rows, once")
+        raise PartyError("this step must follow the step rows, once")
     return state, state.rows
 
 
@@ -203,7 +202,7 @@ def products(
     state, of_rows = _rows_state(party)
     roles, state.rows = of_rows.roles, None
     if party.index != roles.second or list(weights) != [roles.first]:
-        raise PartyError("products must have the weights that the first party has hid")
+        raise PartyError("products must have the first party's hidden weights")
     deal = dealing.row_deal(roles, party.session, outputs)
     with refusing():
         triple = _triple(deal, of_rows, 1)
@@ -235,7 +234,7 @@ def _joint_shares(
     """Yield the shares of joint features of each block of rows; none without angles."""
     roles, dealt = of_rows.roles, of_rows.dealt[: ridge.HEAD]
     if (angles is not None) != bool(roles.joint):
-        raise PartyError("angles must be given where there are joint features")
+        raise PartyError("angles must be given for joint features, and only then")
     if angles is None:
         starts = range(0, roles.rows, shares.BLOCK_ROWS)
         sizes = (min(shares.BLOCK_ROWS, roles.rows - start) for start in starts)
@@ -321,11 +320,11 @@ def _opened(
     angles: Array | None,
     bits: int,
 ) -> Array:
-    """Return the scores of rows from what all other parties have sent, shape (m, K)."""
+    """Return the scores of rows from the replies of all other parties, shape (m, K)."""
     roles = of_rows.roles
     others = _others(roles)
     if list(products) != [roles.second] or sorted(hidden) != others:
-        raise PartyError("scores must have what all other parties have sent")
+        raise PartyError("scores must have the replies of all other parties")
     part, X, local = _features(party, of_rows.rows)
     deal = dealing.row_deal(roles, party.session, len(part["intercept"]))
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")
@@ -341,8 +340,7 @@ def _opened(
         challenge = challenge_of(party, roles)
         if not hmac.compare_digest(triple.proof(challenge, check), proof.tobytes()):
             raise PartyError(
-                "the triple of the dealer must be right, and is not: the scores would "
-                "be other ones"
+                "the dealer's triple failed the check: the scores would be wrong"
             )
         theirs = read.take(deal.bits, opened.shape)
         columns = {j: shares.Elements(hidden[j][shares.SEED_BYTES :]) for j in others}
@@ -381,7 +379,7 @@ def _measures(
     chances: Array | None,
     curves: bool,
 ) -> evaluation.Measures:
-    """Return what the answers are worth for rows with the labels y, shape (n,)."""
+    """Return the metrics of the predictions for rows with the labels y, shape (n,)."""
     target, classes, probability = part["target"], part["classes"], None
     if chances is not None:
         if chances.shape[1] == 1:

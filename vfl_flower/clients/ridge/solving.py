@@ -1,4 +1,4 @@
-"""A label holder's solution of a ridge model, and what parties keep of it."""
+"""A label holder's solution of a ridge model, and the parties' local models."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def relevance(
 
     kinds, share: as for :func:`fit`.
     widths, counted: columns of each party, and of all other parties for their consent.
-    triples: what the server deals for it, one party after another.
+    triples: the server's triples for it, one party after another.
     """
     state = party.recall(ridge.RidgeState)
     roles, joint = _computed(party).roles, state.joint
     if party.y is None:
         return {}
     if triples is None:
-        raise PartyError("relevance must have what is dealt for it")
+        raise PartyError("relevance needs the dealer's triples")
     if joint is None or joint.relevant:
-        raise PartyError("relevance must follow a first turn with joint features")
+        raise PartyError("relevance must follow a first round with joint features")
     others = [j for j in range(party.n_parties) if j != party.index]
     if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
-        raise PartyError("frequencies must be those of all other parties")
+        raise PartyError("frequencies must come from all other parties")
     assert frequencies is not None
     assert party.agree is not None
     if counted != sum(widths[j] for j in others):
@@ -113,7 +113,7 @@ def relevance(
 def fit(
     party: Party, kinds: list[Count], share: products.Secrets | None = None
 ) -> FittedRidge:
-    """Solve at the label holder; each party keeps its part of the model.
+    """Solve at the label holder; each party keeps its local model.
 
     kinds: numbers of local columns of each kind, of each party.
     """
@@ -146,7 +146,7 @@ def fit(
     if party.y is not None:
         _, solved, order = _solve(party, state, kinds, share or {}, fitted.local)
         scale = state.y_scale
-        # As the columns lie in the Gram matrix, but for the targets and the ones.
+        # In the order of the Gram matrix, without the targets and the ones.
         places = np.argsort(order[: len(solved.weights)])
         part |= {
             "coef": scale * solved.weights[places],
@@ -169,16 +169,16 @@ def fit(
 
 
 def _computed(party: Party) -> products.ProductState:
-    """Return the state of a turn whose Gram matrix is computed."""
+    """Return the state of a round whose Gram matrix is computed."""
     product = party.recall(products.ProductState)
     if not product.multiplied:
-        raise PartyError("the step must follow multiply")
+        raise PartyError("this step must follow the step multiply")
     return product
 
 
 def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
     if len(kinds) != KINDS * party.n_parties:
-        raise PartyError("kinds must be the local columns of the Gram matrices")
+        raise PartyError("kinds must be the numbers of local columns of each kind")
     return [sum(kinds[k : k + KINDS]) for k in range(0, len(kinds), KINDS)]
 
 
@@ -199,7 +199,7 @@ def _solve(
     expected = list(roles.owners)
     expected[roles.first] = local.n_columns
     if _local_widths(party, kinds) != expected:
-        raise PartyError("kinds must be the local columns of the Gram matrices")
+        raise PartyError("kinds must be the numbers of local columns of each kind")
     counts = state.joint.counts if state.joint is not None else []
     order = _order(roles, local.n_columns, counts)
     gram = products.opened(party, product, share)[np.ix_(order, order)]
@@ -219,14 +219,14 @@ def _solve(
 
 
 def _constant(party: Party, state: ridge.RidgeState, M: int) -> GramFit:
-    """Return the model of all labels of the party, whatever rows were asked for."""
+    """Return the constant model of all labels of the party, whatever the rows."""
     assert party.y is not None
     y, target = np.asarray(party.y, dtype=np.float64), state.task.target
     y, ones = y[~np.isnan(y)], np.ones(ridge.outputs_of(state))
     state.y_mean, state.y_scale, more = 0.0, 1.0, {}
     intercept = np.zeros(len(ones))
     if target == "continuous":
-        largest = np.finfo(np.float64).max ** 0.25  # its square is a number
+        largest = np.finfo(np.float64).max ** 0.25  # its square is finite
         y = np.clip(y, -largest, largest)
         state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
     else:
@@ -239,9 +239,10 @@ def _constant(party: Party, state: ridge.RidgeState, M: int) -> GramFit:
 
 
 def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes f log odds, whose sign decides, or the largest of which does.
+    """Return the map from f to log odds, whose sign or largest value decides.
 
-    Those of several classes are up to a constant a row: their mean is 0.
+    Log odds of several classes are determined up to a constant in each row: their mean
+    is 0.
     """
     slope, offset, K = part["slope"], part["offset"], len(part["offset"])
     if K > 1:
@@ -256,7 +257,7 @@ def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _balance(gram: Array, outputs: int) -> Array:
-    """Return the inverse number of rows of each class, by the sums of the targets."""
+    """Return the inverse number of rows of each class, from the sums of the targets."""
     ones = gram[-1 - outputs :, -1]
     counts = 0.5 * (ones[-1] + ones[:-1])
     if outputs == 1:

@@ -1,4 +1,4 @@
-"""What a party of a ridge model is asked for and stores; shares of joint features."""
+"""Requests to a party of a ridge model, its state, and shares of joint features."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 HEAD = 2 * shares.SEED_BYTES
-"""Bytes of what is dealt for a party's angles."""
+"""Length of the dealer's message for a party's angles, in bytes."""
 
 AngleBits = Literal[16, 32]
 
@@ -36,42 +36,42 @@ OpenedAngles = Annotated[Array, Reals("*"), SEALED]
 """Sums of all parties' angles, which this party alone can open, flattened."""
 
 MOST_MULTIPLE = 256
-"""Most times that an angle is taken."""
+"""Largest multiple of an angle."""
 
 MOST_KERNELS = 8
-"""Most bandwidths."""
+"""Maximum number of bandwidths."""
 
 Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
-"""With it no angle of a scaled column overflows: a refusal would reveal values."""
+"""Bound at which no scaled angle overflows: a refusal would reveal values."""
 
 Density = Annotated[float, Gt(0), Le(1)]
-"""A probability with which an angle has a column."""
+"""Probability that an angle includes a column."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and of which rows."""
+    """The task to learn, and its rows."""
 
     target: Target
-    """What the labels are."""
+    """The type of the labels."""
     kernel: Kernel
     test_fraction: Fraction
     """Share of the rows held out."""
     rows: Natural
-    """How many of the others are trained on."""
+    """Number of training rows among the others."""
     most: Count
-    """Most local columns of a party."""
+    """Maximum number of local columns of a party."""
     values: Count
-    """Most of values, where these are more."""
+    """Maximum number of value columns, if there are more."""
     balanced: bool = False
-    """Whether classes count as if they had equally many rows."""
+    """Whether all classes count equally, whatever their numbers of rows."""
     linear: bool = False
     """Whether the features are the parties' own columns alone."""
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Which joint features there are."""
+    """The joint features."""
 
     bandwidths: Annotated[list[Bandwidth], MinLen(1), MaxLen(MOST_KERNELS)]
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
@@ -90,40 +90,40 @@ class Joint:
 
 @stored_as("vfl_flower.clients.ridge.state.RidgeState")
 class RidgeState:
-    """What a party keeps between messages, besides its part of the model."""
+    """A party's state between messages, besides its local model."""
 
     task: Task
     joint: Joint | None = None
-    """Of this turn; none in a linear model."""
+    """Joint features of this round; none in a linear model."""
     turns: int = 0
     """How many Gram matrices the party has started to compute."""
     angles: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """What it was dealt for its angles, of this turn, uint8."""
+    """The dealer's message for its angles in this round, uint8."""
     multiple: int = 0
-    """How many times each angle of this turn is taken; 0: not yet known."""
+    """Multiple of each angle in this round; 0: not yet known."""
     triple: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """What it was dealt for the relevance of its columns, uint8."""
+    """The dealer's message for the relevance of its columns, uint8."""
     pilot: Roles | None = None
-    """Of the turn that shows the relevance."""
+    """Roles of the round that shows the relevance."""
     relevance: Array = field(default_factory=lambda: np.zeros(0))
-    """What its scaled columns are multiplied with, shape (d,); empty: nothing."""
+    """Factors of its scaled columns, shape (d,); empty: all 1."""
     # At the label holder:
     y_mean: float = 0.0
     y_scale: float = 1.0
     """Mean and scale of the labels of the training rows."""
     lowest: float = -np.inf
     highest: float = np.inf
-    """Where real labels are clipped."""
+    """Bounds at which real labels are clipped."""
     classes: Array = field(default_factory=lambda: np.zeros(0))
     """The labels of the classes."""
     muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The local columns that are 0 for the sake of the labels."""
+    """The local columns that are 0 to protect single rows beside the labels."""
     constant: bool = False
-    """Whether its labels break a rule, so that zeros take the place of targets."""
+    """Whether its labels break a rule, so that zeros replace the targets."""
 
 
 def training_rows(party: Party, task: Task) -> Array:
-    """Return the numbers of the rows, from what all parties know and no label."""
+    """Return the numbers of the rows, from public values and no label."""
     n, fraction = party.n_rows, task.test_fraction
     with refusing():
         return split.training_rows(n, fraction, task.rows, party.seed)
@@ -132,7 +132,7 @@ def training_rows(party: Party, task: Task) -> Array:
 @shapes_only
 @dataclass(frozen=True)
 class OwnColumns:
-    """A party's own columns on the training rows, and how local ones are made."""
+    """A party's own columns on the training rows, and the map to local columns."""
 
     X: Array
     local: local_columns.LocalColumns
@@ -165,7 +165,7 @@ def outputs_of(state: RidgeState) -> int:
 def angles_of(
     party: Party, state: RidgeState, joint: Joint, fitted: OwnColumns, rows: slice
 ) -> Array:
-    """Return the party's part of the angles of rows."""
+    """Return the party's addends of the angles of rows."""
     Z = local_columns.scaled_columns(fitted.local, fitted.X[rows])
     Z = Z * state.relevance if joint.relevant else Z
     made = _features_of(party, state, joint, Z.shape[1])
@@ -173,7 +173,7 @@ def angles_of(
 
 
 def frequencies_of(party: Party, state: RidgeState, joint: Joint, d: int) -> Array:
-    """Return the party's part of the frequencies of joint features, shape (A, d)."""
+    """Return the party's block of the frequencies of joint features, shape (A, d)."""
     made = _features_of(party, state, joint, d)
     return features.joint_frequencies(made, joint.counts)
 
@@ -204,7 +204,7 @@ def hidden_angles(
     """Return angles plus the dealer's random ones, for both parties that compute.
 
     The angles, (rows, angles), come in parts of whole blocks of rows. Raises PartyError
-    if what was dealt is of another use, short or changed.
+    if the dealer's message is meant for a different use, too short or altered.
     """
     with refusing():
         head = shares.Dealt.unpack(dealt)
@@ -239,15 +239,15 @@ def joint_shares(
     sender.
     """
     if party.index not in (roles.first, roles.second):
-        raise PartyError("angles must be for the two parties that compute")
+        raise PartyError("only the two computing parties may open angles")
     if angles.dtype != np.dtype(f"u{angle_bits // 8}"):
         raise PartyError(f"angles must have {angle_bits} bits")
     second = party.index == roles.second
     if not second and (cosines is not None or delivered):
-        raise PartyError("the second party, and no other one, is dealt cosines")
+        raise PartyError("cosines must be sent to the second party alone")
     portion = shares.Portion(dealt_to(cosines, delivered, roles)) if second else None
     if angles.size != use.rows * use.shape[1]:
-        raise PartyError(f"angles must be of {use.rows} rows, got others")
+        raise PartyError(f"angles must cover {use.rows} rows and all features")
     sums, head = angles.reshape(use.shape), shares.Dealt.unpack(dealt)
     for block, rows in enumerate(use.blocks()):
         delta, given = sums[rows], head

@@ -1,4 +1,4 @@
-"""A party's side of a ridge model that is solved from sums of products alone.
+"""A party's side of a ridge model that is solved only from sums of products.
 
 The features of a row are local columns, which each party makes of its own ones, and
 joint ones (:mod:`vfl_flower.clients.ridge.state`), which nobody knows: the two parties
@@ -6,8 +6,8 @@ that compute have shares of them. The label holder opens the Gram matrix of the 
 (:mod:`vfl_flower.clients.products`) and solves. It also checks the labels: see
 :func:`check_targets`.
 
-What a dealer gives for it is in
-:mod:`vfl_flower.secure_aggregation.products.dealing`, and how new rows are scored in
+The dealer's randomness is in
+:mod:`vfl_flower.secure_aggregation.products.dealing`, and the scoring of new rows in
 :mod:`vfl_flower.clients.ridge.scores`.
 """
 
@@ -52,8 +52,8 @@ log = logging.getLogger("vfl_flower")
 step = step_of("ridge")
 
 MOST_TURNS = 2
-"""Most Gram matrices of a run: one that shows the relevance of columns, and the one
-that is solved."""
+"""Maximum number of Gram matrices of a run: one for the relevance of columns, and the
+one that is solved."""
 
 KINDS = 3
 """Kinds of local columns."""
@@ -93,7 +93,7 @@ class OpenedJoint(TypedDict, total=False):
 @once
 @reveals("moments")
 def prepare(party: Party, task: ridge.Task) -> Prepared:
-    """Fit the local columns, and say how many there are."""
+    """Fit the local columns, and report their numbers."""
     if party.part:
         raise PartyError("this run has its model already")
     party.sum_over(ridge.training_rows(party, task))
@@ -107,7 +107,7 @@ def prepare(party: Party, task: ridge.Task) -> Prepared:
         state.classes = classes_of(party, task.target)
         if task.target == "multiclass" and len(state.classes) < 3:
             raise PartyError(
-                "labels must have three values or more, or target is 'binary'"
+                "labels must have at least three values, or set target to 'binary'"
             )
         check_targets(party, state, fitted)
         reply["outputs"] = ridge.outputs_of(state)
@@ -131,14 +131,14 @@ def hide_rows(
     """Open the party's local columns under the masks, and its angles plus random ones.
 
     counted: number of columns of the Gram matrix, as consent counts them.
-    dealt, turn_parts: what the dealer sends: the server, or a party.
-    triple, probes: for the relevance of the party's columns what the server deals, and
-        what the label holder sends after that turn.
+    dealt, turn_parts: the randomness from the dealer, the server or a party.
+    triple, probes: for the relevance of the party's columns the server's triple, and
+        the label holder's message after that round.
     """
     state = party.recall(ridge.RidgeState)
     _check_turn(party, state, roles, joint)
     if counted != roles.columns:
-        raise PartyError("counted must be the columns of the Gram matrix")
+        raise PartyError("counted must be the number of columns of the Gram matrix")
     given = products.dealt_to(dealt, turn_parts, roles)
     head = ridge.HEAD * bool(roles.joint)
     product, turns = products.ProductState(roles, given[head:]), state.turns + 1
@@ -178,24 +178,24 @@ def hide_rows(
 def _check_turn(
     party: Party, state: ridge.RidgeState, roles: Roles, joint: ridge.Joint | None
 ) -> None:
-    """Refuse a turn that this party's data or the protocol does not allow."""
+    """Refuse a round that this party's data or the protocol does not allow."""
     task = state.task
     width = ridge.own_columns(party, task).local.n_columns
     if party.y is not None:
         width += ridge.outputs_of(state) + 1
     products.check_roles(party, roles, width, dealing.joint_fraction(task.rows))
     if roles.rows != task.rows:
-        raise PartyError("rows must be those to train on")
+        raise PartyError("rows must be the number of training rows")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
         raise PartyError(
-            f"turn must be the next one, {state.turns}, and below {MOST_TURNS}, got "
+            f"turn must be {state.turns}, the next, and below {MOST_TURNS}, got "
             f"{roles.turn}"
         )
     counts = [] if joint is None else joint.counts
     if (joint is None) != task.linear or roles.joint != 2 * sum(counts):
         raise PartyError(
-            "joint must have a cosine and a sine for each angle; a linear model has "
-            "none"
+            "joint must count a cosine and a sine for each angle, and must be 0 in a "
+            "linear model"
         )
     if joint is not None and not (
         len(joint.bandwidths) == len(counts) == len(joint.densities)
@@ -207,7 +207,7 @@ def _check_turn(
 def _columns(
     party: Party, state: ridge.RidgeState, fitted: ridge.OwnColumns, rows: slice
 ) -> Array:
-    """Return the columns of rows that the party has in the Gram matrix."""
+    """Return the party's columns of the Gram matrix for some rows."""
     made = local_columns(replace(fitted.local, muted=state.muted), fitted.X[rows])
     if party.y is None:
         return made
@@ -226,15 +226,15 @@ def open_joint(
 ) -> OpenedJoint:
     """Make shares of the joint features, and open them for the other computing party.
 
-    cosines, turn_cosines: what the dealer sends for them to the second party.
+    cosines, turn_cosines: the dealer's randomness for them, at the second party.
     multiple: how many times each angle is taken, which divides the bandwidths by it.
     """
     state, product = party.recall(ridge.RidgeState), party.recall(products.ProductState)
     if state.joint is None or state.multiple:
-        raise PartyError("joint features are opened once, after hide_rows")
+        raise PartyError("joint features must be opened only once, after hide_rows")
     roles = product.roles
     if (angles is not None) != (party.index in (roles.first, roles.second)):
-        raise PartyError("angles must be given to the two parties that compute, alone")
+        raise PartyError("angles must be sent to the two computing parties alone")
     state.multiple = multiple
     if angles is None:
         return {}
@@ -250,14 +250,14 @@ def open_joint(
 def _open_relevance(
     party: Party, state: ridge.RidgeState, probes: dict[int, Array] | None
 ) -> None:
-    """Get the relevance of the party's columns from what the label holder has sent."""
+    """Get the relevance of the party's columns from the label holder's message."""
     if party.y is not None:
         if not len(state.relevance):
-            raise PartyError("joint must not be relevant before the step relevance")
+            raise PartyError("joint.relevant must be false before the step relevance")
         return
     roles, probes = state.pilot, probes or {}
     if roles is None or list(probes) != [roles.first]:
-        raise PartyError("probes must come from the party with the labels, alone")
+        raise PartyError("probes must come from the label holder alone")
     d = ridge.own_columns(party, state.task).X.shape[1]
     deal = relevance_deal(roles, party.session, party.index or 0, d)
     with refusing():
@@ -297,7 +297,7 @@ def check_targets(
     rule = "all rows to train on must have a label"
     if not np.isnan(y).any():
         Y = targets_of(party, state)
-        # So many that none is `LARGEST` deviations from the mean.
+        # Enough rows that none is `LARGEST` deviations from the mean.
         rows = max(REACHED, int(len(y) / LARGEST**2))
         if not _bounded(Y) and state.task.target == "continuous":
             state.lowest, state.highest = reached(np.sort(y), rows)
@@ -307,8 +307,8 @@ def check_targets(
             if beyond:
                 log.warning(
                     "%d of %d labels are clipped at values that %d rows reach, since "
-                    "labels that stand out would reveal single rows of other parties: "
-                    "the model does not learn how far they are beyond",
+                    "outlying labels would reveal single rows of other parties: the "
+                    "model does not learn how far these labels lie beyond",
                     *(beyond, len(y), rows),
                 )
             state.muted = muted_columns(fitted, Y)
@@ -321,10 +321,10 @@ def check_targets(
             return
         fewest = min(len(x) - np.unique(x, return_counts=True)[1].max() for x in Y.T)
         rule = (
-            f"labels must differ from the most frequent one in at least {LEAST_ROWS} "
-            "rows to train on, each class must have so many, and no number may stand "
-            "out by itself, or a Gram matrix would reveal a single row of all columns: "
-            f"there are {fewest} such rows; take more rows or fewer classes"
+            f"labels must differ from the most frequent label in at least {LEAST_ROWS} "
+            f"training rows, each class must have at least {LEAST_ROWS}, and no label "
+            "may be an outlier, or a Gram matrix would reveal all columns of a single "
+            f"row: there are {fewest} such rows; use more rows or fewer classes"
         )
     products.withhold(party, rule)
     state.constant = True
@@ -336,7 +336,7 @@ def _known(Y: Array) -> Array:
 
 
 def _bounded(Y: Array) -> bool:
-    """Return whether targets point to no single row."""
+    """Return whether targets isolate no single row."""
     return bool(np.abs(Y).max() <= LARGEST) and all(
         bounded(columns, least=LEAST_ROWS, most_leverage=products.MOST_LEVERAGE).all()
         for columns in (_known(Y), Y[:, -1:])
@@ -344,7 +344,7 @@ def _bounded(Y: Array) -> bool:
 
 
 def muted_columns(fitted: ridge.OwnColumns, Y: Array) -> Array:
-    """Return the local columns without which targets and columns point to no row."""
+    """Return the local columns without which targets and columns isolate no row."""
     known, local = _known(Y), local_columns(fitted.local, fitted.X)
     retained = np.ones(local.shape[1], dtype=bool)
     while True:
