@@ -86,7 +86,7 @@ def test_sums_that_are_nearly_integers_are_rounded():
 def test_numbers_out_of_range(value):
     with pytest.raises(ValueError, match="values must be finite") as caught:
         split_limbs(np.array([0.0, value]))
-    assert str(caught.value) == "values must be finite and below 2^120 in size"
+    assert str(caught.value) == "absolute values must be finite and below 2^120"
 
 
 def test_the_largest_number():

@@ -188,7 +188,7 @@ class Portion:
         self._left = data
 
     def take(self, more: int = 0) -> Dealt:
-        """Return the next message, with a correction of `length` bytes."""
+        """Return the next message, with a correction of `more` bytes."""
         part, self._left = np.split(self._left, [2 * SEED_BYTES + more])
         return Dealt.unpack(part)
 
@@ -196,7 +196,7 @@ class Portion:
         """Raise ``ValueError`` if there are more bytes."""
         if len(self._left):
             raise ValueError(
-                f"the dealer's messages are {len(self._left)} bytes too long"
+                f"the dealer's messages must have no more bytes, got {len(self._left)}"
             )
 
 
@@ -215,7 +215,7 @@ class Elements:
     def end(self) -> None:
         """Raise ``ValueError`` if there are more bytes."""
         if self._place != len(self._data):
-            raise ValueError("openings have too many bytes")
+            raise ValueError("openings must have no further bytes")
 
 
 def width_of(bits: int) -> int:
