@@ -48,9 +48,9 @@ def test_not_alike():
     ("ids", "rule"),
     [
         (None, "needs an id for each row: set id-column"),
-        ([1, 2.5, "a"], "ids must be integers or text, 1 are neither"),
-        ([True, 2.5, b"x"], "ids must be integers or text, 3 are neither"),
-        (np.array([1.0, 2.0]), "ids must be integers or text, 2 are neither"),
+        ([1, 2.5, "a"], "ids must be integers or text, but 1 are neither"),
+        ([True, 2.5, b"x"], "ids must be integers or text, but 3 are neither"),
+        (np.array([1.0, 2.0]), "ids must be integers or text, but 2 are neither"),
         (["a", " ", ""], "ids must not be empty or missing, but 2 are"),
         (["a", None, float("nan")], "ids must not be empty or missing, but 2 are"),
         (["a", "\ud800"], "ids must be valid Unicode text, but 1 have a lone"),

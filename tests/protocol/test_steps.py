@@ -43,7 +43,7 @@ def test_a_step_is_registered_and_stays_a_plain_function(monkeypatch):
     assert declared(party)["total"].tolist() == [6.0]
     assert declared.__doc__ == "Add a column up."
     assert declared.__name__ == "_column_total"
-    with pytest.raises(ValueError, match="'example__column_total' has a step"):
+    with pytest.raises(ValueError, match="'example__column_total' already has a step"):
         step_of("example")(_column_total)
 
 

@@ -380,7 +380,7 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
     federation[0].columns = list("abcdef")
     result = simulate(CoresetVRLR(sampling="full"), federation, seed=0)
     lines = [line for line in caplog.messages if "columns of this" in line]
-    line = "added up with others: ['d', 'f']; columns left out of the model: []"
+    line = "added to other columns: ['d', 'f']; columns left out of the model: []"
     assert line in lines[0]
     assert "other columns: []; columns left out of the model: ['2'];" in lines[1]
     assert 0 < int(lines[0].rpartition(" ")[2]) < 20

@@ -463,7 +463,7 @@ def asked(made, roles, **changes):
         *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
         ({"fraction": 24}, {}, "fraction must be 26"),
-        ({"owners": [5, 9, 7]}, {}, "columns of this party"),
+        ({"owners": [5, 9, 7]}, {}, "columns for this party"),
         ({"owners": [500, 4, 8]}, {}, "needs at least 2080 rows"),
         ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "must"),
     ],
@@ -519,7 +519,7 @@ def test_a_party_takes_two_turns_and_each_once():
     for turn in range(2):
         roles = dataclasses.replace(first, turn=turn)
         asked(made, roles)
-        with pytest.raises(PartyError, match="turn must be 1, the next"):
+        with pytest.raises(PartyError, match=f"turn must be {turn + 1}, the next"):
             asked(made, roles)
     with pytest.raises(PartyError, match="turn must be 2, the next, and below 2"):
         asked(made, dataclasses.replace(roles, turn=2))
@@ -845,8 +845,8 @@ BARE |= {"angles": None, "bits": 16}
         (lone, solving.fit, {"kinds": [1] * 9}, "an earlier step of the run"),
         (lone, ridge_scores.rows, NEW, "no model of this strategy"),
         (hiding, solving.fit, {"kinds": [1] * 9}, "must follow the step multiply"),
-        (hiding, party.open_joint, {"angles": ANGLES}, "angles must be given"),
-        (lambda: hiding(0), party.open_joint, {}, "angles must be given"),
+        (hiding, party.open_joint, {"angles": ANGLES}, "angles must be sent"),
+        (lambda: hiding(0), party.open_joint, {}, "angles must be sent"),
         (lambda: hiding(0), products.multiply, {}, "must hold the openings"),
         (MODELLED, party.prepare, {"task": TASK}, "has its model already"),
         (
