@@ -275,7 +275,7 @@ def test_levels_of_a_file(tmp_path):
     path.write_text('sex = ["f", "m"]\n"the region" = ["a=b", "c|d;e"]\n')
     wanted = {"sex": ("f", "m"), "the region": ("a=b", "c|d;e")}
     assert parse_levels(str(path), files=True) == wanted
-    with pytest.raises(ValueError, match="only in a node config"):
+    with pytest.raises(ValueError, match="in a node config only"):
         parse_levels(str(path), files=False)
     for bad in ("sex = 3", "sex = ['f', 3]", "sex", "[sex]\na = 1"):
         path.write_text(bad)
