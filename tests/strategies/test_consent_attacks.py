@@ -386,7 +386,7 @@ def test_the_error_of_one_answer_does_not_tell_a_label(tmp_path, times):
     if times == 1:
         assert told == [{"test_rows": 0}] * 5
     else:
-        assert all("each row once" in str(reply) for reply in told), told
+        assert all("each row only once" in str(reply) for reply in told), told
 
 
 def test_open_row_sums_give_the_distances_of_all_rows(tmp_path):
