@@ -148,8 +148,8 @@ def test_rows_too_far_from_the_box_tell_no_cost(trained, tmp_path):
 def test_other_columns_or_no_model(kind, tmp_path, model, new):
     strategy = later(kind, "Prediction", model, tmp_path)
     for change, rule in (
-        (lambda p: {"columns": ("a", "b", "x")}, "columns of training|training col"),
-        (lambda p: {"X": p.X[:, :2], "columns": None}, "of training|training col"),
+        (lambda p: {"columns": ("a", "b", "x")}, "training columns"),
+        (lambda p: {"X": p.X[:, :2], "columns": None}, "training columns"),
         (lambda p: {"state_dir": None}, "no state-dir"),
     ):
         made = [dataclasses.replace(p, **change(p)) for p in new]

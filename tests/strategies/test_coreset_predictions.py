@@ -221,7 +221,7 @@ def test_other_parties_or_columns_than_in_training(tmp_path):
     with pytest.raises(FederationError, match="the index that it had in training"):
         predict.start(InProcessGrid(swapped))
     wider = [Party(np.zeros((40, 3)), state_dir=new[0].state_dir), *new[1:]]
-    with pytest.raises(PartyFailed, match="must have the 2 columns of training"):
+    with pytest.raises(PartyFailed, match="must have the 2 training columns"):
         predict.start(InProcessGrid(wider))
     with pytest.raises(PartyFailed, match="no part of model"):
         CoresetPrediction(MODEL).start(InProcessGrid(new))

@@ -153,7 +153,7 @@ def check_columns(party: Party, width: int, trained: list[str]) -> None:
     if width != party.rows.shape[1] or (trained and now and trained != now):
         lacking = [name for name in trained if now and name not in now]
         raise PartyError(
-            f"new rows must have the {width} columns of training, in their order, got "
+            f"new rows must have the {width} training columns, in their order, got "
             f"{party.rows.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
         )
 

@@ -89,7 +89,7 @@ def agree(
     order = list(wanted) or before["columns"]
     if set(order) != kinds.keys():
         raise FederationError(
-            f"the data must have the {len(order)} columns of training: {first!r} has "
+            f"the data must have the {len(order)} training columns: {first!r} has "
             f"{len(kinds)} columns, or differently named ones"
         )
     alike = all(said["columns"] == order for _, said, _ in named)

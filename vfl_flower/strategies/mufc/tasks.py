@@ -462,7 +462,7 @@ class MUFCPrediction(ReadingTask):
         d = now.centers.shape[1]
         if parties[0].n_columns != d:
             raise FederationError(
-                f"the data must have the {d} columns of training, got "
+                f"the data must have the {d} training columns, got "
                 f"{parties[0].n_columns}"
             )
         return self.report(parties, run, now, self.ask(parties, now))
