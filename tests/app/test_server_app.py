@@ -111,7 +111,7 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
     assert resume_command(config, run_id, None) == f"{RESUME} {command}\n"
     assert resume_command(config, "1" + run_id, None) == ""
     other = config | {"resume": folder.name, "coreset-vrlr.size": 21}
-    with pytest.raises(RunEnded, match=r"must have coreset-vrlr\.size as"):
+    with pytest.raises(RunEnded, match=r"must have the same coreset-vrlr\.size as"):
         main(grid(RealParties), context(**other))
     assert (folder / FILE).exists()
     main(grid(RealParties), context(**config, resume=folder.name, timeout=60.0))

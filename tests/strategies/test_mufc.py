@@ -440,7 +440,7 @@ def test_unknown_ids_change_nothing(parties, folder, caplog, model):
     before = files(folder, south.state_dir)
     text = failure("south", "forget", lambda: simulate(task, parties), "ids")
     assert "must belong to rows of training" in text
-    assert "lines [2, 3] of forget.txt name no rows of training" in caplog.text
+    assert "lines [2, 3] of forget.txt do not name rows of training" in caplog.text
     assert files(folder, south.state_dir) == before
     status = simulate(MUFCStatus(model, server_state=folder), parties).metrics
     assert (status["removed"], status["pending"], status["rows"]) == (0, 4, 29)

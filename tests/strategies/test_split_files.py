@@ -235,7 +235,7 @@ def test_the_median_of_one_party_is_not_that_of_all(folder):
 @pytest.mark.parametrize(
     ("strategy", "rule"),
     [
-        (MUFC(n_clusters=2, box="-1e6,1e6"), "MUFC fills none"),
+        (MUFC(n_clusters=2, box="-1e6,1e6"), "which MUFC does not fill"),
         (FDSKLDirect(), "must be filled where parties hold col"),
     ],
 )

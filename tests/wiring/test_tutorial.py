@@ -156,7 +156,7 @@ def test_nobody_else_starts_a_run(reader, app):
     """Neither a run nor a key of a SuperNode comes in by the port of the SuperNodes."""
     place = reader.place
     for party in reader.parties.values():
-        party.wait_to_say(f"Connecting to localhost:{reader.port}. While")
+        party.wait_to_say(f"Connecting to localhost:{reader.port}. The")
         party.wait_to_say("SuperNode ID")
     assert len(started_in(place)) >= 8  # each SuperNode with an executor
     assert re.search(

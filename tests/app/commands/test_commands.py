@@ -202,7 +202,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--data", "diabetes", "--set", "aligment=x"], "did you mean 'alignment'?"),
         (["--data", "diabetes", "--set", "siz=3"], "mean 'coreset-vrlr.size'?"),
         (["--data", "diabetes", "--parties", 1], "needs at least 2 parties, got 1"),
-        (["--parties", 2, "--set", "n-parties=3"], "the 2 parties given, got 3"),
+        (["--parties", 2, "--set", "n-parties=3"], "2, the number of parties, got 3"),
         (["--set", "task=predict"], "task must be given by --task, got 'predict'"),
         (["--set", "strategy=fdskl"], "by the argument STRATEGY, got 'fdskl'"),
         (["--set", "coreset-vrlr.loss=3"], "no key 'coreset-vrlr.loss'\n"),

@@ -191,6 +191,8 @@ def test_the_command_knows_the_superlink_by_its_authority(monkeypatch, tmp_path)
 def test_nothing_starts_with_another_flower(monkeypatch, replaced):
     monkeypatch.setitem(internals.SHAPES, preload, "other")
     monkeypatch.setattr(serverapps, "serve", lambda *_: pytest.fail("it serves"))
-    with pytest.raises(SystemExit, match=r"flwr 1.40 to 1.42: .*preload has other"):
+    with pytest.raises(
+        SystemExit, match=r"flwr 1.40 to 1.42: .*preload has unexpected"
+    ):
         server_executor.main("127.0.0.1:1", None, 7)
     assert replaced == []
