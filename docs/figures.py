@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 DOCS = Path(__file__).parent
+IMAGES = DOCS / "img"
 STYLE = """
 text { font: 14px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
 .b { font-weight: 600 }  .s { fill: #59636e; font-size: 13px }
@@ -73,14 +74,14 @@ def mark(party: int, x: float, y: float, look: str, r: float = 4) -> str:
 
 
 def write(name: str, title: str, height: int, *parts: str) -> None:
-    """Write a figure of 720 pixels in width."""
+    """Write a figure 720 pixels wide."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" '
         f'width="720" height="{height}" role="img">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
     )
     body = "\n".join([box(1, 1, 718, height - 2, "ground"), *parts])
-    (DOCS / "img" / f"{name}.svg").write_text(f"{head}{body}\n</svg>\n")
+    (IMAGES / f"{name}.svg").write_text(f"{head}{body}\n</svg>\n")
 
 
 def columns(x: float, y: float, rows: int, side: float, several: bool) -> list[str]:
@@ -296,6 +297,11 @@ def mufc() -> None:
     write("mufc", "Bins before and after rows are forgotten", 288, *parts)
 
 
+def draw() -> None:
+    """Draw all figures."""
+    for figure in (coresets, ridge, fdskl, kernel_kmeans, mufc):
+        figure()
+
+
 if __name__ == "__main__":
-    for draw in (coresets, ridge, fdskl, kernel_kmeans, mufc):
-        draw()
+    draw()

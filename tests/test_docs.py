@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import inspect
 import pydoc
 import re
 import subprocess
@@ -32,7 +33,7 @@ from typer.testing import CliRunner
 from wiring.handshake import check_supernode_key
 
 import vfl_flower as vf
-from docs import tables
+from docs import figures, tables
 from vfl_flower.app.commands import cli
 from vfl_flower.app.commands.runs import gather
 from vfl_flower.app.config import (
@@ -513,6 +514,22 @@ def test_members_of_the_api_exist():
         assert known >= set(members.split(", ")), name
 
 
+@pytest.mark.parametrize("name", re.findall("(?m)^::: (.*)", PAGES["docs/api.md"]))
+def test_each_name_of_the_api_has_an_example(name):
+    shown = pydoc.locate(name)
+    shown = shown if callable(shown) else type(shown)  # a constant: that of its class
+    assert ">>> " in inspect.getdoc(shown), name
+
+
+def test_the_figures_are_as_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "IMAGES", tmp_path)
+    figures.draw()
+    drawn = list(tmp_path.iterdir())
+    assert len(drawn) == 5
+    for path in drawn:
+        assert path.read_text() == (ROOT / "docs/img" / path.name).read_text()
+
+
 def test_the_glossary_has_the_words_of_the_report():
     text = " ".join(PAGES["docs/glossary.md"].split())
     assert all(f" **{word}**: {meaning}" in text for word, meaning in WORDS.items())
@@ -523,6 +540,12 @@ def test_the_existing_app_needs_the_flower_of_the_package():
     texts = [(folder / "pyproject.toml").read_text() for folder in projects]
     first, second = (re.search(r'"flwr\S*(>=.*?)"', text)[1] for text in texts)
     assert first == second
+
+
+def test_the_readme_has_the_two_commands_and_the_ci_runs_its_tests():
+    shown = re.findall(r"(?m)^ {4}(make \w+)$", PAGES["README.md"])
+    assert shown == ["make demo", "make test"]
+    assert "make test" in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
 def test_readme_is_short():

@@ -46,7 +46,7 @@ PROGRAMS = (
 """First words of commands."""
 
 NOT_HERE = {
-    "README.md": {r"git|make demo": "of a clean clone, which CI makes"},
+    "README.md": {r"git|make (demo|test)|source": "of a clean clone, which CI makes"},
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
     "docs/contribute.md": {
         r"make (test|lint|help)": "CI itself, and a list",

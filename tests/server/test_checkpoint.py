@@ -9,6 +9,7 @@ from functools import partial
 from threading import Event
 
 import numpy as np
+import psutil
 import pytest
 from deviating import RealParties
 from faults import UNAVAILABLE
@@ -120,8 +121,10 @@ def test_two_processes_do_not_go_on_with_one_run(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as other:
         other.stdout.readline()
-        with pytest.raises(FederationError, match="another process continues"):
+        with pytest.raises(FederationError, match="another process continues") as error:
             Checkpoint(path)
+        assert error.traceback  # which keeps the checkpoint, but not its file
+        assert str(path) not in [file.path for file in psutil.Process().open_files()]
         other.kill()
     Checkpoint(path).end()
 
