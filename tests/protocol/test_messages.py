@@ -46,6 +46,7 @@ def test_round_trip(values, frame):
         np.testing.assert_equal(arrived[name], value)
         if isinstance(value, np.ndarray):
             assert arrived[name].dtype == value.dtype
+            assert content["arrays"][name] == FlowerArray(value)  # to the bit
         else:
             assert type(arrived[name]) is type(value)
     assert len(arrived_frame.pop("digest")) == 32
@@ -64,9 +65,11 @@ def test_round_trip(values, frame):
     ids=["transposed", "stepped", "Fortran order", "0-d", "broadcast"],
 )
 def test_any_memory_layout(array):
-    arrived = unpack(travel(pack({"x": array})))[0]["x"]
-    np.testing.assert_array_equal(arrived, array)
-    assert arrived.shape == array.shape
+    as_flower_writes_it = message_with(FlowerArray(array))
+    for content in (pack({"x": array}), as_flower_writes_it):
+        arrived = unpack(travel(content))[0]["x"]
+        np.testing.assert_array_equal(arrived, array)
+        assert arrived.shape == array.shape
 
 
 def test_numbers_of_numpy_come_back_as_those_of_python():

@@ -12,6 +12,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from vfl_flower.app.flwr_internals.serialisation import (
+    decode,
     records_from_bytes,
     records_to_bytes,
 )
@@ -351,7 +352,7 @@ class Memory:
         """Return the values that were packed into two records of the state."""
         unpacked = dict(self._records.get(f"{name}.settings") or {})
         for key, array in (self._records.get(f"{name}.arrays") or {}).items():
-            unpacked[key] = array.numpy()
+            unpacked[key] = decode(array)
         return unpacked
 
 

@@ -51,8 +51,7 @@ def to_records(values: Values) -> RecordDict:
     # One by one: a record that is made of a dictionary copies each of its arrays.
     for name, value in values.items():
         if isinstance(value, np.ndarray):
-            flat = np.ascontiguousarray(value)  # it gives no array of 0 dimensions
-            arrays[name] = FlowerArray(flat.reshape(value.shape))
+            arrays[name] = serialisation.encode(np.asarray(value, order="C"))
         else:
             settings[name] = plain_number(value)
     return RecordDict({"arrays": arrays, "settings": settings, FRAME: ConfigRecord()})
@@ -110,7 +109,7 @@ def unpack_whole(
     values: dict[str, Any] = dict(records["settings"])
     for name, array in records["arrays"].items():
         try:
-            values[name] = array.numpy()
+            values[name] = serialisation.decode(array)
             fits = values[name].shape == tuple(array.shape)
         except Exception:  # NumPy raises many kinds on bytes that are not an array
             raise CorruptMessage(f"{name!r} is not a NumPy array") from None
