@@ -47,42 +47,44 @@ _HOW_TO_READ = """\
 """
 
 _RULES = """\
-# Which runs this party joins, and what may leave it. A missing key has the value that
-# is written here; a line that begins with "#" is an example, without which the key has
-# no value.
+# Which runs this party joins, and what may leave it. Keys that are missing from this
+# file have the values written here. Lines that begin with "#" are examples: their keys
+# are not set by default.
 
-# strategies = {strategies}  # only these; otherwise all
-# tasks = ["train", "predict"]  # only these; otherwise all
-min-parties = 3             # fewest parties of a run: 3 or more, unless two-parties
+# strategies = {strategies}  # permit only these; default: all
+# tasks = ["train", "predict"]  # permit only these; default: all
+min-parties = 3             # minimum number of parties in a run: 3 or more, unless
+                            # two-parties is true
 two-parties = false         # true: also join runs with one other party, which can then
                             # compute this party's contribution to each sum that it
                             # learns
 # dealers = ["server"]      # who may generate the randomness for products under shares:
-                            # "server", or names of parties; otherwise the server, in
+                            # "server", or names of parties; default: the server, in
                             # runs of three or more parties
-# computes = ["weather"]    # who may compute such products with the label holder;
-                            # otherwise the first of the other parties
+# computes = ["weather"]    # parties that may compute such products with the label
+                            # holder; default: the first of the other parties
 # changed-parties = ["lab"] # parties that may join or leave sums over the same rows;
-                            # the difference reveals that party's contribution
+                            # the difference reveals such a party's contribution
 allow-seed = false          # true: also join runs whose seed the server knows; it can
                             # then repeat this party's random draws
-trust-on-first-use = false  # true: pin the key of a party without a line in [peers]
-                            # in its first run; the server can then invent a party
-column-names = false        # true: where parties hold rows, send the server the names
-                            # of columns, not only their digests
+trust-on-first-use = false  # true: if a party has no line in [peers], pin its key in
+                            # its first run; the server can then invent a party
+column-names = false        # true: where parties hold rows, send column names to the
+                            # server, not only their digests
 # max-round-trips = 100     # maximum number of messages answered in one run
-# max-bytes = 1000000000    # maximum bytes of all replies in one run
-max-refusals = 100          # refusals, over all runs, after which the party answers
-                            # nothing
-min-changed-rows = 20       # fewest rows in which two different row sets of sums must
-                            # differ: the difference reveals the sum over those rows
+# max-bytes = 1000000000    # maximum total bytes of the replies in one run
+max-refusals = 100          # number of refusals, over all runs, after which the party
+                            # answers nothing
+min-changed-rows = 20       # minimum number of rows in which two different row sets of
+                            # sums must differ: the difference of the sums reveals the
+                            # sum over those rows
 # most-row-sets = 50        # maximum number of different row sets of sums, over all
-                            # runs; otherwise a twentieth of the rows, at least 30
-# accept-alignments = ["server"]  # use an order of rows from "align" without
+                            # runs; default: a twentieth of the rows, at least 30
+# accept-alignments = ["server"]  # use a row order from "align" without
                             # 'vfl-flower align --accept'
 
-[leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: at most so
-          # many different rows, in one run and over all runs
+[leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: at most these
+          # numbers of different rows, in one run and over all runs
 """
 
 
