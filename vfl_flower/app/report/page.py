@@ -59,18 +59,18 @@ TOGETHER = "all parties, nothing pooled"
 """The model of a run, among models of single parties."""
 
 WORDS = {
-    "Party": "An organisation that takes part with data of its own.",
+    "Party": "An organisation that takes part with its own data.",
     "Server": "The program that sends requests to the parties and combines their "
-    "replies. It has no rows of its own.",
+    "replies. It contributes no rows.",
     "Label": "The column that the model predicts.",
-    "Rows held out": "Rows left out of training, to judge the model.",
+    "Rows held out": "Rows left out of training, on which the model is evaluated.",
     "Round trip": "One request from the server to the parties, and all their replies.",
     "Under a mask": "Hidden by random numbers that cancel in the sum over all parties: "
     "the server learns the sum, but no party's contribution.",
     "In the clear": "Readable by whoever receives it.",
     "Standard error": OF_SPREAD,
-    "Consent": "A party's file that says what may leave it. Its program refuses "
-    "everything else.",
+    "Consent": "A file in which a party lists what may leave it. The party's program "
+    "refuses everything else.",
 }
 """What the page's words mean."""
 
