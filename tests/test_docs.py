@@ -239,7 +239,7 @@ class Changed(CoresetVKMC):
     changed = load(head + field).Changed
     (setting,) = [s for s in settings_of(changed) if s.name == "max_iter"]
     assert (setting.key, setting.default) == ("max-iter", 300)
-    assert setting.text == "Passes of the server's k-means at most."
+    assert setting.text == "Maximum number of passes of the server's k-means."
     with pytest.raises(ValueError, match=r"max_iter .* at least 1, got 0"):
         changed(max_iter=0)
 
