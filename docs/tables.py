@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -81,24 +81,24 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every key of a run config, as in `--set ridge.rows=5000`. In Python they are",
-        "the strategies' arguments, with underscores.",
+        "All keys of a run config, as in `--set ridge.rows=5000`. In Python, the",
+        "keys are the strategies' arguments, with underscores.",
     ]
     described: dict[tuple[str, ...], Key] = {}
     for section, keys in sections():
         lines += ["", f"## `{section}`" if section else "## All strategies", ""]
-        lines += ["key | values | default | meaning", "---|---|---|---"]
+        lines += ["key=default | values | meaning", "---|---|---"]
         alike: dict[str, list[str]] = {}
         for key in keys:
             meaning = key.setting.text.replace("``", "`").replace("|", "\\|")
             hints = get_type_hints(key.setting.strategy, include_extras=True)
-            default = "" if key.default == "" else f"`{json.dumps(key.default)}`"
-            cells = values(hints[key.setting.name]), default, meaning
+            default = "" if key.default == "" else f"={json.dumps(key.default)}"
+            cells = default, values(hints[key.setting.name]), meaning
             first = described.setdefault((key.setting.key, *cells), key)
             if first is not key:
                 alike.setdefault(first.section, []).append(f"`{key.name}`")
                 continue
-            lines.append(f"`{key.name}` | {' | '.join(cells)}")
+            lines.append(f"`{key.name}{' | '.join([f'{default}`', *cells[1:]])}")
         for other, names in alike.items():
             lines += ["", f"As in `{other}`: {', '.join(names)}."]
     return "\n".join([*lines, ""])
@@ -136,12 +136,17 @@ def learned_at_defaults() -> str:
     return "\n".join(lines)
 
 
+def _table(header: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
+    lines = [" | ".join(header), "|".join(["---"] * len(header))]
+    return "\n".join([*lines, *(" | ".join(cells) for cells in rows)])
+
+
 def consent_keys() -> str:
     """Return the keys of a ``consent.toml`` outside of its tables, as ``init`` has."""
     rules, _ = consent_text().split("[leaves]")
     lines = re.findall(r"(?m)^((?:# )?[a-z-]+ = .+?) +# (.+(?:\n +# .+)*)", rules)
     rows = [[f"`{line}`", re.sub(r"\n +#", "", words)] for line, words in lines]
-    return learned.table(("line", "meaning"), rows)
+    return _table(("line", "meaning"), rows)
 
 
 def consent_kinds() -> str:
@@ -150,7 +155,7 @@ def consent_kinds() -> str:
     counted |= dict.fromkeys(consent._WITHOUT_ROWS, "disclosures")
     counted["moments"] = "columns"
     rows = [[f"`{kind}`", words, counted[kind]] for kind, words in KINDS.items()]
-    return learned.table(("kind", "what leaves the party", "a limit counts"), rows)
+    return _table(("kind", "what leaves the party", "a limit counts"), rows)
 
 
 def _variants(name: str, strategy: type[ProtocolStrategy]) -> Iterator[dict[str, Any]]:
@@ -189,7 +194,7 @@ def consent_needs() -> str:
     for (task, kinds), names in strategies.items():
         if kinds:
             rows.setdefault((", ".join(names), kinds), []).append(task)
-    return learned.table(
+    return _table(
         ("strategy", "task", "kinds"),
         [(names, ", ".join(tasks), kinds) for (names, kinds), tasks in rows.items()],
     )

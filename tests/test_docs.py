@@ -365,11 +365,11 @@ def test_demo_config_makes_a_strategy():
 def first_column(page: str, header: str) -> list[str]:
     """Return the keys in the first column of the table under a header."""
     rows = PAGES[page].split(header, 1)[1].split("\n\n", 1)[0].splitlines()
-    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    cells = [row.split(" | ")[0] for row in rows if row.startswith("`")]
     return [key for cell in cells for key in re.findall(r"`([^`]+)`", cell)]
 
 
-NODE_KEYS = first_column("docs/party-files.md", "| key of the node config | meaning |")
+NODE_KEYS = first_column("docs/party-files.md", "key of the node config | meaning")
 
 
 def test_node_config_keys_are_read():
@@ -461,7 +461,7 @@ def test_messages_of_the_page_on_trouble_are_those_of_the_package():
     """But for what stands in the place of names and numbers."""
     texts = "".join(path.read_text() for path in ROOT.glob("vfl_flower/**/*.py"))
     code = re.sub(r"[^\w:'=-]+", " ", re.sub(r'"\s+f?"|\{[^{}\n]*\}', "", texts))
-    rows = re.findall(r"(?m)^\| (`.*?`) \|", PAGES["docs/troubleshooting.md"])
+    rows = re.findall(r"(?m)^(`.*?`) \| ", PAGES["docs/troubleshooting.md"])
     assert len(rows) > 15
     for piece in re.split(r"`, `|…", "…".join(rows)):
         words = re.sub(r"[^\w:'=-]+", " ", piece).strip()

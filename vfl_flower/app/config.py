@@ -33,11 +33,11 @@ class RunSettings:
     """What every run config has, whatever the strategy."""
 
     strategy: str = next(iter(ALGORITHMS))
-    """The algorithm: its section's name."""
+    """Name of the algorithm and of its section."""
     task: str = "train"
     """train, or a task on a trained model."""
     model_id: str = ""
-    """Id of the trained model, printed by its training."""
+    """Id of the trained model, printed by the run that trained it."""
     compare: bool = False
     """Also run the baselines of the strategy."""
     dry_run: bool = False
@@ -45,21 +45,20 @@ class RunSettings:
     alignment: str = ""
     """Name of the row order from "align" that the parties use."""
     output_dir: str = ""
-    """Absolute folder for results; default: vfl_flower/runs in the data folder of the
-    SuperLink's account."""
+    """Absolute path of the results folder; default: vfl_flower/runs in the data folder
+    of the SuperLink's account."""
     timeout: Positive = 3600.0
-    """Seconds for a round trip, and for parties to connect."""
+    """Maximum seconds for a round trip, and for parties to connect."""
     resume: str = ""
-    """Folder, in output-dir, of a failed run to continue; only the timeout may
-    change."""
+    """Folder, in output-dir, of a failed run to resume; only the timeout may change."""
     seed: Annotated[int, Ge(-1)] = -1
-    """0 or more, for experiments: equal settings repeat the model, up to rounding; -1:
-    parties draw in private."""
+    """0 or more, for experiments: equal settings give the same model, up to rounding;
+    -1: parties draw in private."""
     n_parties: Count = 0
-    """Parties to wait for; 0: those connected, at least two."""
+    """Number of parties to wait for; 0: all connected parties, at least two."""
     data: str = "diabetes"
-    """Data where the node config names none: a bundled set, "synthetic:n=10000,d=30",
-    or an absolute path."""
+    """Data for parties whose node config names none: a bundled set,
+    "synthetic:n=10000,d=30", or an absolute path."""
 
 
 _COMMON = (RunSettings, FileOptions)

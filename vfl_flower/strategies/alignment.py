@@ -75,7 +75,7 @@ class Alignment(ProtocolStrategy):
     """Name of the order, which later runs give as alignment: "2026-q4"."""
     method: Literal["ecdh", "keyed"] = "ecdh"
     """"ecdh": Diffie-Hellman on X25519. "keyed": hashes under a secret key of the
-    parties: faster, but whoever has the key and sees the hashes can test ids."""
+    parties; faster, but anyone who has the key and sees the hashes can test ids."""
 
     model_class = AlignmentModel
     question = "Which rows do all parties hold?"

@@ -27,10 +27,10 @@ class ModelTask(ProtocolStrategy):
     """A task that uses a trained model."""
 
     model_id: str
-    """The id of the model, which its training printed: ``result.model.id``."""
+    """The id of the model, printed by the run that trained it: ``result.model.id``."""
 
     draws: ClassVar[bool] = False
-    """Whether it makes random draws, and so takes a seed."""
+    """Whether the task makes random draws, and so accepts a seed."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""

@@ -76,8 +76,8 @@ column-names = false        # true: where parties hold rows, send column names t
 max-refusals = 100          # number of refusals, over all runs, after which the party
                             # answers nothing
 min-changed-rows = 20       # minimum number of rows in which two different row sets of
-                            # sums must differ: the difference of the sums reveals the
-                            # sum over those rows
+                            # sums must differ: the difference reveals the sum over
+                            # those rows
 # most-row-sets = 50        # maximum number of different row sets of sums, over all
                             # runs; default: a twentieth of the rows, at least 30
 # accept-alignments = ["server"]  # use a row order from "align" without

@@ -51,23 +51,24 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     |theta|^2)``."""
     solver: Literal["gram", "central", "cg", "saga"] = "gram"
     """"gram": from sums of products that two parties compute for the label holder; of a
-    row only its score leaves. "central": the server pools the coreset. "cg" (conjugate
-    gradients), "saga": the server sees the residual of each row."""
+    single row, only the score leaves. "central": the server pools the coreset. "cg"
+    (conjugate gradients), "saga": the server sees the residual of each row."""
     fit_intercept: bool = True
     """Fit the intercept b."""
     max_iter: Natural = 200
-    """Iterations of cg, a round trip each; passes of saga over the coreset."""
+    """Maximum number of iterations of cg, one round trip each; for saga, of passes over
+    the coreset."""
     tol: NotNegative = 1e-6
     """Tolerance of cg and saga, in standard deviations of the labels."""
     batch_size: Natural = 32
     """Rows per round trip of saga; 1 in the paper."""
     test_fraction: Fraction = 0.0
     """Share of rows held out, in two more round trips. The label holder learns their
-    predictions, the server the errors."""
+    predictions, and the server the errors."""
     allow_two_parties: bool = False
-    """Let two parties use cg and saga, whose residuals reveal to each the other's
-    contribution to the predictions, and predict or evaluate, in training too, which
-    reveals it to the label holder."""
+    """Let two parties use cg and saga, whose residuals reveal to each party the other's
+    contribution to the predictions. Also let them predict or evaluate, in training too,
+    which reveals this contribution to the label holder."""
 
     labelled = numeric = True
 

@@ -74,18 +74,18 @@ class CoresetStrategy(JudgedStrategy):
 
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
-    """m, the number of draws. "auto": 50 per column of all parties, at least 2,000;
-    where there are no more rows, all, without draws."""
+    """Number of draws, m. "auto": 50 per column of all parties, at least 2,000; if
+    there are no more rows than that, all rows, without draws."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
     """"coreset": by score; "uniform": uniformly, without repeats; "full": all rows."""
     rounds: Literal["fused", "paper"] = "fused"
-    """"fused": three round trips where rows are pooled; "paper": those of Algorithm 1,
-    for the same coreset."""
+    """"fused": three round trips if rows are pooled; "paper": the round trips of
+    Algorithm 1, for the same coreset."""
     evaluate: Literal["coreset", "full"] = "coreset"
-    """"coreset": on the coreset, at no cost; "full": also on all training rows, by
-    secure sums."""
+    """"coreset": evaluate on the coreset, at no cost; "full": also on all training
+    rows, by secure sums."""
     check_size: Annotated[int, Ge(0), Le(party.MOST_ROWS)] = 0
-    """Further rows to pool, to estimate the loss on all training rows."""
+    """Number of further rows to pool, to estimate the loss on all training rows."""
 
     steps: ClassVar[Steps] = (
         party.totals,

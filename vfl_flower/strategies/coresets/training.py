@@ -344,9 +344,10 @@ class CoresetVKMC(sampling.CoresetStrategy):
     """"lloyd": k-means++ and Lloyd's iteration on a party's columns; "seeding":
     k-means++ alone, two to five times cheaper."""
     approximation: party.Approximation = 2.0
-    """alpha of Algorithm 3: how many times the optimum a local clustering may cost."""
+    """alpha of Algorithm 3: the maximum cost of a local clustering, as a multiple of
+    the optimum."""
     n_init: Natural = 10
-    """Starts of the server's k-means."""
+    """Number of starts of the server's k-means."""
 
     model_class = KMeansModel
     question = "Which rows belong together?"

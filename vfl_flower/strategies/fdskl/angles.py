@@ -243,21 +243,22 @@ class AngleStrategy(ProtocolStrategy):
 
     _: KW_ONLY
     bits: Bits = "auto"
-    """Bits of an angle. "auto": 16, or 8 where rows come in batches."""
+    """Bits per angle. "auto": 16, or 8 if rows come in batches."""
     block_bytes: Natural = 16_000_000
-    """Bytes of angles per party and round trip."""
+    """Maximum bytes of angles per party and round trip."""
     topology: Topology = "star"
-    """How sums travel: to the server, or ("ring", "tree") encrypted between parties, in
-    more round trips."""
+    """How sums travel. "star": to the server; "ring", "tree": between parties,
+    encrypted, in more round trips."""
     allow_two_parties: bool = False
-    """Allow two parties, although the label holder learns the other's angles."""
+    """Allow two parties, although the label holder learns the other party's angles."""
     angle_masking: AngleMasking = "circle"
     """"circle": each party's features are its secret, and angles are summed under masks
     modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,
     and phases hide the sums along two totally different trees; the label holder can
-    compute differences between rows of the others' columns. It is for comparison, and
-    runs in one process only, as does `masking` "plain", with angles in float64. A model
-    that was trained with "paper" predicts with it, and no other model may."""
+    compute differences between rows of the other parties' columns. "paper" is for
+    comparison, and runs in one process only, as does `masking` "plain", which uses
+    angles in float64. A model that was trained with "paper" must predict with "paper",
+    and no other model may."""
 
     auto_bits: ClassVar[CircleBits] = 16
     """Number of bits that the default of the setting `bits` means."""

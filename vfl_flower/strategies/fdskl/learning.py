@@ -41,7 +41,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     """Kernel learning with random features over split columns."""
 
     loss: LossName = "logistic"
-    """Loss; "square" for a continuous target."""
+    """Loss function; "square" for a continuous target."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x-x'|^2 / (2 bandwidth^2))``. "laplacian": ``exp(-|x-x'|_1 /
     bandwidth)``."""
@@ -50,22 +50,23 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     """"binary": two values. "multiclass": up to 100 values, each learned against the
     rest. "continuous": real numbers."""
     bandwidth: Positive | Literal["median"] = "median"
-    """In the unit of the columns. scikit-learn's gamma is ``1/(2 bandwidth^2)``, for
-    "laplacian" ``1/bandwidth``. "median": gamma = 1/median(distance^2), or
+    """In the unit of the columns. scikit-learn's gamma is ``1/(2 bandwidth^2)``, or
+    ``1/bandwidth`` for "laplacian". "median": gamma = 1/median(distance^2), or
     1/median(distance), from 1,000 pairs of rows in two more round trips."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda/2 |f|^2``; "auto": by cross-validation at the
     label holder."""
     budget: Natural = 64_000_000
-    """Most bytes of angles that a party sends to train."""
+    """Maximum bytes of angles that a party sends in training."""
     rows: Count = 0
-    """Rows to train on; 0: as the budget allows, eight per feature."""
+    """Number of rows to train on; 0: as many as the budget allows, eight per
+    feature."""
     features: Count = 0
-    """Random features; 0: one per eight rows, more if the budget allows, up to
-    2,048."""
+    """Number of random features; 0: one per eight rows, or more if the budget allows,
+    up to 2,048."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out; those within a quarter of the budget estimate the error,
-    in extra round trips."""
+    """Share of rows held out; as many as fit into a quarter of the budget estimate the
+    error, in extra round trips."""
 
     model_class = KernelModel
     question = "How well does a kernel model of all parties' columns predict {label}?"

@@ -97,15 +97,15 @@ class FDSKL(KernelLearning):
 
     _: KW_ONLY
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda in ``mean loss + lambda/2 |f|^2``. "auto": 1/n where `step` is a number,
-    cross-validated for implicit steps. Explicit ones have none."""
+    """lambda in ``mean loss + lambda/2 |f|^2``. "auto": 1/n if `step` is a number; by
+    cross-validation for implicit steps. Explicit steps have no lambda."""
     iterations: Count = 0
-    """Each uses an equal share of the features. 0: two per label holder with implicit
-    steps, otherwise 32."""
+    """Number of iterations, each with an equal share of the features. 0: two per label
+    holder for implicit steps, otherwise 32."""
     step: Positive | Literal["implicit", "explicit"] = "implicit"
-    """"implicit": minimise the loss of each batch; up to 1,500 features. A number: the
-    published update with this gamma. "explicit": that update with the best of seven
-    gammas (several label holders: one that converges)."""
+    """"implicit": minimise the loss of each batch, with up to 1,500 features. A number:
+    the paper's update with this gamma. "explicit": the same update with the best of
+    seven gammas (for several label holders, a gamma that converges)."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, training.start),
@@ -331,10 +331,11 @@ class FDSKLDirect(KernelLearning):
 
     _: KW_ONLY
     class_weight: Literal["none", "balanced"] = "none"
-    """"balanced": all classes count the same, so rare ones are found more often, with
-    more false alarms; probabilities assume classes of equal size."""
+    """"balanced": all classes count the same, so rare classes are found more often,
+    with more false alarms; probabilities assume classes of equal size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"  # type: ignore[assignment]
-    """As for FDSKL; "auto": the best of seven, 4 times to a third of the median one."""
+    """As for FDSKL; "auto": the best of seven bandwidths, from a third of the median
+    bandwidth to four times it."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, angle_sums.angles, training.fit),

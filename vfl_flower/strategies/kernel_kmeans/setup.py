@@ -72,46 +72,47 @@ class KernelClustering(JudgedStrategy):
     n_clusters: Natural = 10
     """Number of clusters, k."""
     n_components: Annotated[int, Ge(1), Le(party.MOST_COMPONENTS)] = 20
-    """s, eigenvectors of the kernel matrix; at least n_clusters."""
+    """Number of eigenvectors of the kernel matrix, s; at least n_clusters."""
     n_features: party.Features = 50
-    """D, random features per iteration."""
+    """Number of random features per iteration, D."""
     iterations: Natural = 20
-    """T, the most iterations."""
+    """Maximum number of iterations, T."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-gamma |x-x'|_2^2)``; "laplacian": ``exp(-gamma |x-x'|_1)``."""
     gamma: Positive | Literal["auto"] = "auto"
     """As in scikit-learn. "auto": from sums over the parties, for "gaussian" as in the
     paper."""
     eigensolver: Literal["gram", "lanczos"] = "gram"
-    """"gram": the Gram matrix, once per iteration; "lanczos", as in the paper: a
-    message per product with a vector."""
+    """"gram": one Gram matrix per iteration; "lanczos", as in the paper: one message
+    per product with a vector."""
 
     _: KW_ONLY
     threshold: Positive | Literal["auto", "paper"] = "auto"
-    """lambda: smaller eigenvalues are not learned. "paper": the (k+2)-th of the first
-    iteration; "auto": an estimate of the (s+1)-th."""
+    """lambda: smaller eigenvalues are not learned. "paper": the (k+2)-th eigenvalue of
+    the first iteration; "auto": an estimate of the (s+1)-th."""
     subspace_tol: NotNegative = 0.01
-    """Stop when the subspace turns by less (sine of its largest angle, over the root of
-    the step); 0: run all iterations."""
+    """Stop when the subspace turns by less than this (the sine of its largest angle,
+    divided by the root of the step); 0: run all iterations."""
     clustering: Literal["sums", "coreset"] = "sums"
     """"sums": by sums over the parties; rows of the eigenvectors do not leave.
     "coreset", as in the paper: at the server, on such rows in the clear."""
     passes: Natural = 20
-    """Most passes of k-means with clustering "sums", each a round trip."""
+    """Maximum number of passes of k-means with clustering "sums", one round trip
+    each."""
     choose_clusters: bool = False
-    """Choose k from 2 to n_clusters by a silhouette, with clustering "sums"."""
+    """Choose k from 2 to n_clusters by a silhouette; only with clustering "sums"."""
     coreset_size: Natural = 1000
-    """Points of all parties together for clustering "coreset", besides centres; a party
-    with no more rows than its share sends all."""
+    """Number of points of all parties together for clustering "coreset", besides
+    centres; a party with no more rows than its share sends all."""
     standardize: bool = False
-    """Scale columns by mean and standard deviation over all parties."""
+    """Scale columns by the mean and standard deviation over all parties."""
     cem: bool = True
-    """The paper's communication mechanism; false: Lanczos on all N rows, in one process
-    only."""
+    """Use the paper's communication mechanism; false: Lanczos on all N rows, in one
+    process only."""
     n_init: Natural = 30
-    """Starts of k-means."""
+    """Number of starts of k-means."""
     allow_two_parties: bool = False
-    """Allow two parties, although each can compute the other's sums from the
+    """Allow two parties, although each party can compute the other's sums from the
     eigenvectors."""
 
     partition = "horizontal"

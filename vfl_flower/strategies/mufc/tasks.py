@@ -240,7 +240,8 @@ class MUFCUnlearn(ForgettingTask):
     """
 
     lazy_counts: bool = dataclasses.field(default=False, kw_only=True)
-    """Keep the centres if counts change but no bin does; not with privacy "none"."""
+    """Keep the centres if counts change but the set of bins does not; not with privacy
+    "none"."""
 
     task = "unlearn"
     question = "Which rows belong together, without the forgotten ones?"
@@ -276,8 +277,8 @@ class MUFCForgetClient(ForgettingTask):
     """
 
     clients: str | pydantic.SkipValidation[Sequence[str]] = ""
-    """Names of the parties to forget, "clinic-a,clinic-b"; at least two others must
-    stay."""
+    """Names of the parties to forget, "clinic-a,clinic-b"; at least two other parties
+    must stay."""
 
     task = "forget-client"
     question = "Which rows belong together, without those of a party that leaves?"

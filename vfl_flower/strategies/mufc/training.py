@@ -266,39 +266,40 @@ class MUFC(MUFCTask):
     n_clusters: Natural = 4
     """Number of clusters, K."""
     local_clusters: Count = dataclasses.field(default=0, kw_only=True)
-    """K', the maximum number of centroids per party; 0: K."""
+    """Maximum number of centroids per party, K'; 0: K."""
     box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
     """Public bounds of the columns, which must not be taken from the rows:
-    "lower,upper" for all, a pair for each, "0,1;18,120", or by name, "age=18,120;*=0,1"
-    ("*": all other numbers; unnamed text: -3.5,4.5). Wider bounds give a column less
-    weight. On the command line "@FILE" reads such lines."""
+    "lower,upper" for all columns; a pair for each column, "0,1;18,120"; or pairs by
+    name, "age=18,120;*=0,1", where "*" stands for all other numbers, and unnamed text
+    gets -3.5,4.5. Wider bounds give a column less weight. On the command line, "@FILE"
+    reads such lines."""
     gamma: Gamma = "auto"
-    """Quantisation step, in sides of the box; "auto": 1/sqrt(n). With a small step a
-    bin reveals a row, or a mean, to many digits."""
+    """Quantisation step, as a fraction of the box's side; "auto": 1/sqrt(n). With a
+    small step, a bin reveals a row, or a mean, to many digits."""
     server_points: ServerPoints = "uniform"
-    """A bin of q_j rows at the server. "uniform": q_j uniform points in it; "weighted":
-    its middle, with weight q_j."""
+    """How the server represents a bin of q_j rows. "uniform": by q_j uniform points in
+    it; "weighted": by its midpoint, with weight q_j."""
     client_training: Training = "full"
     """"full": Lloyd's iteration moves drawn rows to means. "init", as in the paper:
     rows drawn by k-means++ are the centroids; removals are cheaper, the objective is
     higher, and bins reveal which rows are centroids."""
     min_rows_per_bin: Natural = dataclasses.field(default=5, kw_only=True)
-    """Fewest rows of a party's cluster; smaller ones are merged into their nearest. 1,
-    as in the paper: a bin can be of one row."""
+    """Minimum number of rows in a party's cluster; smaller clusters are merged into the
+    nearest. With 1, as in the paper, a bin can contain a single row."""
     privacy: Privacy = "scma"
-    """"scma": sparse counts, summed under masks. "none": each party's centroids and
-    cluster sizes in the clear."""
+    """"scma": the server gets sparse counts, summed under masks. "none": it gets each
+    party's centroids and cluster sizes in the clear."""
     field: PointField = dataclasses.field(default="hash", kw_only=True)
-    """How a bin becomes a field element: by a hash, or by its number, for few columns
-    only."""
+    """How a bin becomes a field element. "hash": by a hash; "paper": by its number, for
+    few columns only."""
     n_init: Natural = dataclasses.field(default=10, kw_only=True)
-    """Starts of the server's k-means."""
+    """Number of starts of the server's k-means."""
     choose_clusters: bool = dataclasses.field(default=False, kw_only=True)
-    """Choose K from 2 to `n_clusters` by a silhouette of the bins, again whenever rows
-    change."""
+    """Choose K from 2 to `n_clusters` by a silhouette of the bins, and again whenever
+    rows change."""
     server_state: StateFolder = dataclasses.field(default="", kw_only=True)
-    """Folder where the server keeps what forgetting rows needs; each party then needs a
-    `state-dir` and a name."""
+    """Folder where the server keeps what it needs to forget rows; each party then needs
+    a `state-dir` and a name."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""

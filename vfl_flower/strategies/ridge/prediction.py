@@ -70,7 +70,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
 
     _: KW_ONLY
     bits: Literal[16, 32] = 16
-    """Bits of an angle; see :class:`~vfl_flower.strategies.SecureRidge`."""
+    """Bits per angle; see :class:`~vfl_flower.strategies.SecureRidge`."""
 
     model_class = RidgeModel
     steps: ClassVar[Steps] = (

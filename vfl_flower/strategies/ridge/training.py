@@ -155,31 +155,32 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     features: Literal["kernel", "linear"] = "kernel"
     """"kernel": features of each party's columns, and random features of all columns
     together, for interactions. "linear": each party's columns alone, in half the round
-    trips and far fewer bytes."""
+    trips and with far fewer bytes."""
     _: KW_ONLY
     target: Target = "binary"
     """"binary": two values. "multiclass": up to 100 values, each learned against the
     rest. "continuous": real numbers."""
     class_weight: Literal["none", "balanced"] = "none"
-    """"balanced": all classes count the same, so rare ones are found more often, with
-    more false alarms; probabilities assume classes of equal size."""
+    """"balanced": all classes count the same, so rare classes are found more often,
+    with more false alarms; probabilities assume classes of equal size."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x-x'|^2 / (2 bandwidth^2))``. "laplacian": ``exp(-|x-x'|_1 /
     bandwidth)``."""
     bandwidth: Bandwidth | Literal["median"] = "median"
-    """In the unit of the scaled columns. "median": several, 0.3 to 1 times the median
-    heuristic's, from sums over all rows."""
+    """In the unit of the scaled columns. "median": several bandwidths, 0.3 to 1 times
+    that of the median heuristic, from sums over all rows."""
     joint_features: Count = 0
-    """Random features of all columns together; 0: as many as leave four rows per
-    column, up to 2,048."""
+    """Number of random features of all columns together; 0: as many as leave four rows
+    per column, up to 2,048."""
     relevance: bool = True
     """Solve twice, in four more round trips: each party learns how much the model
-    changes with each of its columns, on average, and scales them. Not where a party is
-    the dealer, or with a given bandwidth."""
+    changes, on average, with each of its columns, and scales them accordingly. Not if a
+    party is the dealer or the bandwidth is given."""
     rows: Count = 0
-    """Rows to train on; 0: all, up to some 67 million numbers in the features."""
+    """Number of rows to train on; 0: as many as fit into about 67 million numbers of
+    features."""
     bits: Literal[16, 32] = 16
-    """Bits of an angle."""
+    """Bits per angle."""
     test_fraction: Fraction = 0.0
     """Share of rows held out, in three more round trips."""
 
