@@ -93,12 +93,12 @@ def settings() -> str:
             meaning = key.setting.text.replace("``", "`").replace("|", "\\|")
             hints = get_type_hints(key.setting.strategy, include_extras=True)
             default = "" if key.default == "" else f"={json.dumps(key.default)}"
-            cells = default, values(hints[key.setting.name]), meaning
+            cells = f"{default}`", values(hints[key.setting.name]), meaning
             first = described.setdefault((key.setting.key, *cells), key)
             if first is not key:
                 alike.setdefault(first.section, []).append(f"`{key.name}`")
                 continue
-            lines.append(f"`{key.name}{' | '.join([f'{default}`', *cells[1:]])}")
+            lines.append(f"`{key.name}{' | '.join(cells)}")
         for other, names in alike.items():
             lines += ["", f"As in `{other}`: {', '.join(names)}."]
     return "\n".join([*lines, ""])
@@ -136,9 +136,8 @@ def learned_at_defaults() -> str:
     return "\n".join(lines)
 
 
-def _table(header: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
-    lines = [" | ".join(header), "|".join(["---"] * len(header))]
-    return "\n".join([*lines, *(" | ".join(cells) for cells in rows)])
+def _table(header: str, rows: Iterable[Iterable[str]]) -> str:
+    return "\n".join([header, re.sub("[^|]+", "---", header), *map(" | ".join, rows)])
 
 
 def consent_keys() -> str:
@@ -146,7 +145,7 @@ def consent_keys() -> str:
     rules, _ = consent_text().split("[leaves]")
     lines = re.findall(r"(?m)^((?:# )?[a-z-]+ = .+?) +# (.+(?:\n +# .+)*)", rules)
     rows = [[f"`{line}`", re.sub(r"\n +#", "", words)] for line, words in lines]
-    return _table(("line", "meaning"), rows)
+    return _table("line | meaning", rows)
 
 
 def consent_kinds() -> str:
@@ -155,7 +154,7 @@ def consent_kinds() -> str:
     counted |= dict.fromkeys(consent._WITHOUT_ROWS, "disclosures")
     counted["moments"] = "columns"
     rows = [[f"`{kind}`", words, counted[kind]] for kind, words in KINDS.items()]
-    return _table(("kind", "what leaves the party", "a limit counts"), rows)
+    return _table("kind | what leaves the party | a limit counts", rows)
 
 
 def _variants(name: str, strategy: type[ProtocolStrategy]) -> Iterator[dict[str, Any]]:
@@ -194,10 +193,8 @@ def consent_needs() -> str:
     for (task, kinds), names in strategies.items():
         if kinds:
             rows.setdefault((", ".join(names), kinds), []).append(task)
-    return _table(
-        ("strategy", "task", "kinds"),
-        [(names, ", ".join(tasks), kinds) for (names, kinds), tasks in rows.items()],
-    )
+    cells = [(names, ", ".join(tasks), kinds) for (names, kinds), tasks in rows.items()]
+    return _table("strategy | task | kinds", cells)
 
 
 def consent_tables() -> str:

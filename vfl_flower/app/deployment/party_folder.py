@@ -47,14 +47,12 @@ _HOW_TO_READ = """\
 """
 
 _RULES = """\
-# Which runs this party joins, and what may leave it. Keys that are missing from this
-# file have the values written here. Lines that begin with "#" are examples: their keys
-# are not set by default.
+# Which runs this party joins, and what may leave it. Missing keys have the values that
+# are written here. Lines that begin with "#" are examples of keys not set by default.
 
 # strategies = {strategies}  # permit only these; default: all
 # tasks = ["train", "predict"]  # permit only these; default: all
-min-parties = 3             # minimum number of parties in a run: 3 or more, unless
-                            # two-parties is true
+min-parties = 3             # minimum number of parties: 3 or more unless two-parties
 two-parties = false         # true: also join runs with one other party, which can then
                             # compute this party's contribution to each sum that it
                             # learns
