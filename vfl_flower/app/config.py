@@ -48,7 +48,7 @@ class RunSettings:
     """Absolute path of the results folder; default: vfl_flower/runs in the data folder
     of the SuperLink's account."""
     timeout: Positive = 3600.0
-    """Maximum seconds for a round trip, and for parties to connect."""
+    """Seconds allowed for a round trip, and for parties to connect."""
     resume: str = ""
     """Folder, in output-dir, of a failed run to resume; only the timeout may change."""
     seed: Annotated[int, Ge(-1)] = -1

@@ -20,7 +20,7 @@ class FileOptions:
     label_column: str = ""
     """Column with the labels; in a folder of files, one file must have it."""
     columns: str = ""
-    """Columns to use as features, "a,b,c"; default: all other columns."""
+    """Feature columns, "a,b,c"; default: all other columns."""
     standardize: bool = False
     """Parties scale columns to mean 0 and standard deviation 1."""
     one_hot: bool = True

@@ -75,7 +75,7 @@ class CoresetStrategy(JudgedStrategy):
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
     """Number of draws, m. "auto": 50 per column of all parties, at least 2,000; if
-    there are no more rows than that, all rows, without draws."""
+    there are no more rows than that, all rows are used, without draws."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
     """"coreset": by score; "uniform": uniformly, without repeats; "full": all rows."""
     rounds: Literal["fused", "paper"] = "fused"

@@ -50,9 +50,10 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     """"binary": two values. "multiclass": up to 100 values, each learned against the
     rest. "continuous": real numbers."""
     bandwidth: Positive | Literal["median"] = "median"
-    """In the unit of the columns. scikit-learn's gamma is ``1/(2 bandwidth^2)``, or
-    ``1/bandwidth`` for "laplacian". "median": gamma = 1/median(distance^2), or
-    1/median(distance), from 1,000 pairs of rows in two more round trips."""
+    """Bandwidth in the unit of the columns. scikit-learn's gamma is ``1/(2
+    bandwidth^2)``, or ``1/bandwidth`` for "laplacian". "median": gamma =
+    1/median(distance^2), or 1/median(distance), from 1,000 pairs of rows in two more
+    round trips."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda/2 |f|^2``; "auto": by cross-validation at the
     label holder."""
@@ -65,8 +66,8 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     """Number of random features; 0: one per eight rows, or more if the budget allows,
     up to 2,048."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out; as many as fit into a quarter of the budget estimate the
-    error, in extra round trips."""
+    """Share of rows held out. A quarter of the budget limits how many of them are used
+    to estimate the error, in extra round trips."""
 
     model_class = KernelModel
     question = "How well does a kernel model of all parties' columns predict {label}?"

@@ -80,15 +80,15 @@ class KernelClustering(JudgedStrategy):
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-gamma |x-x'|_2^2)``; "laplacian": ``exp(-gamma |x-x'|_1)``."""
     gamma: Positive | Literal["auto"] = "auto"
-    """As in scikit-learn. "auto": from sums over the parties, for "gaussian" as in the
-    paper."""
+    """gamma as in scikit-learn. "auto": from sums over the parties, for "gaussian" as
+    in the paper."""
     eigensolver: Literal["gram", "lanczos"] = "gram"
     """"gram": one Gram matrix per iteration; "lanczos", as in the paper: one message
     per product with a vector."""
 
     _: KW_ONLY
     threshold: Positive | Literal["auto", "paper"] = "auto"
-    """lambda: smaller eigenvalues are not learned. "paper": the (k+2)-th eigenvalue of
+    """lambda: eigenvalues below it are not learned. "paper": the (k+2)-th eigenvalue of
     the first iteration; "auto": an estimate of the (s+1)-th."""
     subspace_tol: NotNegative = 0.01
     """Stop when the subspace turns by less than this (the sine of its largest angle,
@@ -100,10 +100,11 @@ class KernelClustering(JudgedStrategy):
     """Maximum number of passes of k-means with clustering "sums", one round trip
     each."""
     choose_clusters: bool = False
-    """Choose k from 2 to n_clusters by a silhouette; only with clustering "sums"."""
+    """Choose k from 2 to n_clusters by a silhouette score; only with clustering
+    "sums"."""
     coreset_size: Natural = 1000
-    """Number of points of all parties together for clustering "coreset", besides
-    centres; a party with no more rows than its share sends all."""
+    """Number of points over all parties for clustering "coreset", besides centres; a
+    party with no more rows than its share sends all."""
     standardize: bool = False
     """Scale columns by the mean and standard deviation over all parties."""
     cem: bool = True

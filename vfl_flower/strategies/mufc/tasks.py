@@ -240,8 +240,8 @@ class MUFCUnlearn(ForgettingTask):
     """
 
     lazy_counts: bool = dataclasses.field(default=False, kw_only=True)
-    """Keep the centres if counts change but the set of bins does not; not with privacy
-    "none"."""
+    """Keep the centres if counts change but the set of bins does not; not available
+    with privacy "none"."""
 
     task = "unlearn"
     question = "Which rows belong together, without the forgotten ones?"

@@ -270,9 +270,9 @@ class MUFC(MUFCTask):
     box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
     """Public bounds of the columns, which must not be taken from the rows:
     "lower,upper" for all columns; a pair for each column, "0,1;18,120"; or pairs by
-    name, "age=18,120;*=0,1", where "*" stands for all other numbers, and unnamed text
-    gets -3.5,4.5. Wider bounds give a column less weight. On the command line, "@FILE"
-    reads such lines."""
+    name, "age=18,120;*=0,1", where "*" stands for all other numeric columns, and
+    unnamed text columns get -3.5,4.5. Wider bounds give a column less weight. On the
+    command line, "@FILE" reads such lines from a file."""
     gamma: Gamma = "auto"
     """Quantisation step, as a fraction of the box's side; "auto": 1/sqrt(n). With a
     small step, a bin reveals a row, or a mean, to many digits."""
@@ -295,8 +295,8 @@ class MUFC(MUFCTask):
     n_init: Natural = dataclasses.field(default=10, kw_only=True)
     """Number of starts of the server's k-means."""
     choose_clusters: bool = dataclasses.field(default=False, kw_only=True)
-    """Choose K from 2 to `n_clusters` by a silhouette of the bins, and again whenever
-    rows change."""
+    """Choose K from 2 to `n_clusters` by a silhouette score of the bins, and again
+    whenever rows change."""
     server_state: StateFolder = dataclasses.field(default="", kw_only=True)
     """Folder where the server keeps what it needs to forget rows; each party then needs
     a `state-dir` and a name."""

@@ -167,15 +167,15 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     """"gaussian": ``exp(-|x-x'|^2 / (2 bandwidth^2))``. "laplacian": ``exp(-|x-x'|_1 /
     bandwidth)``."""
     bandwidth: Bandwidth | Literal["median"] = "median"
-    """In the unit of the scaled columns. "median": several bandwidths, 0.3 to 1 times
-    that of the median heuristic, from sums over all rows."""
+    """Bandwidth in the unit of the scaled columns. "median": several bandwidths, 0.3 to
+    1 times that of the median heuristic, from sums over all rows."""
     joint_features: Count = 0
     """Number of random features of all columns together; 0: as many as leave four rows
     per column, up to 2,048."""
     relevance: bool = True
     """Solve twice, in four more round trips: each party learns how much the model
-    changes, on average, with each of its columns, and scales them accordingly. Not if a
-    party is the dealer or the bandwidth is given."""
+    changes, on average, with each of its columns, and scales them accordingly. Skipped
+    if a party is the dealer or the bandwidth is given."""
     rows: Count = 0
     """Number of rows to train on; 0: as many as fit into about 67 million numbers of
     features."""
