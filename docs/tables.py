@@ -81,8 +81,8 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "All keys of a run config, as in `--set ridge.rows=5000`. In Python, the",
-        "keys are the strategies' arguments, with underscores.",
+        "These are the keys of a run config, as in `--set ridge.rows=5000`. In Python",
+        "they are the strategies' arguments, with underscores.",
     ]
     described: dict[tuple[str, ...], Key] = {}
     for section, keys in sections():
