@@ -103,8 +103,8 @@ def test_joining_pays(parties):
         text = (ROOT / page).read_text()
         assert all(f" {loss:,.0f}  {name}" in text for name, loss in actual.items())
     text = (ROOT / "README.md").read_text()
-    typical = (f"{actual[name] ** 0.5:.0f}" for name in (TOGETHER, "1_insurer alone"))
-    assert "{} minutes together, {} for the insurer".format(*typical) in text
+    both = (f"{actual[name] ** 0.5:.0f}" for name in (TOGETHER, "1_insurer alone"))
+    assert "{} minutes for all parties, {} for the insurer alone".format(*both) in text
     sent = f"{result.ledger.round_trips} round trips; the parties send "
     assert f"{sent}{result.ledger.bytes_up / 1e6:.1f} MB" in " ".join(text.split())
 
