@@ -104,7 +104,7 @@ def test_joining_pays(parties):
         assert all(f" {loss:,.0f}  {name}" in text for name, loss in actual.items())
     text = (ROOT / "README.md").read_text()
     both = (f"{actual[name] ** 0.5:.0f}" for name in (TOGETHER, "1_insurer alone"))
-    assert "{} minutes for all parties, {} for the insurer alone".format(*both) in text
+    assert "{} minutes for all parties and {} for the insurer".format(*both) in text
     sent = f"{result.ledger.round_trips} round trips; the parties send "
     assert f"{sent}{result.ledger.bytes_up / 1e6:.1f} MB" in " ".join(text.split())
 
