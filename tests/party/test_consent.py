@@ -150,7 +150,7 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
     with pytest.raises(
         FederationError,
         match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='gram' the run asks for no "
-        "rows, and instead for row-sums, totals, coefficients, moments",
+        "rows, but instead for row-sums, totals, coefficients, moments",
     ):
         CoresetVRLR(10, solver="central").start(RealParties(parties))
 

@@ -218,7 +218,7 @@ def test_other_parties_or_columns_than_in_training(tmp_path):
         dataclasses.replace(new[j], state_dir=new[k].state_dir)
         for j, k in ((0, 1), (1, 0), (2, 2))
     ]
-    with pytest.raises(FederationError, match="the index that it had in training"):
+    with pytest.raises(FederationError, match="the same index as in training"):
         predict.start(InProcessGrid(swapped))
     wider = [Party(np.zeros((40, 3)), state_dir=new[0].state_dir), *new[1:]]
     with pytest.raises(PartyFailed, match="must have the 2 training columns"):

@@ -39,7 +39,7 @@ def test_predictions_stay_and_an_evaluation_is_recorded(kind, caplog):
         assert run.curves == {"rows": [1, 2]}
     else:
         assert (run.train_metrics[1], run.curves) == ({"rows": 7}, {})
-        line = f"7 predictions are at 'south', in {FILE} of its state-dir"
+        line = f"7 predictions are at 'south', in {FILE} in its state-dir"
         assert caplog.messages[0] == line
     assert (
         caplog.messages[-1] == f"the clusters are in {FILE} of each party's state-dir"
@@ -74,7 +74,9 @@ def test_all_parties_of_training_have_their_places():
     check(*PLACES)
     with pytest.raises(FederationError, match=r"'north' .* index .* in training, 1"):
         check(*PLACES[::-1])
-    with pytest.raises(FederationError, match=r"party 1: .* the target of 'north'"):
+    with pytest.raises(
+        FederationError, match=r"party 1: .* the same target as 'north'"
+    ):
         check(PLACES[0], PLACES[1] | {"target": "continuous"})
-    with pytest.raises(FederationError, match=r"the 3 parties of training .* 2 do"):
+    with pytest.raises(FederationError, match=r"all 3 parties of the .* has 2$"):
         check(PLACES[0] | {"parties": 3}, PLACES[1])

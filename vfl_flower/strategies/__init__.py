@@ -1,4 +1,4 @@
-"""The server's side: a module or folder for each algorithm, and a table of all."""
+"""The server's side: a module or package per algorithm, and a table of algorithms."""
 
 import os
 from functools import cache
@@ -47,10 +47,13 @@ ALGORITHMS: dict[str, Tasks] = {
     "ridge": (SecureRidge, RidgePrediction, RidgeEvaluation, Removal),
     "align": (Alignment,),
 }
-"""The strategies of each algorithm, one per task, by its name in the run config."""
+"""Each algorithm's name in the run config, and its strategies, one for each task."""
 
 GROUP = "vfl_flower.algorithms"
-"""Entry points of other packages: a strategy, or a tuple with one for each task."""
+"""Entry point group for other packages.
+
+Each entry is a strategy, or a tuple of strategies, one for each task.
+"""
 
 
 @cache
@@ -66,7 +69,7 @@ def algorithms() -> dict[str, Tasks]:
 
 
 def uses_of_steps() -> dict[str, frozenset[tuple[str, str]]]:
-    """Return the algorithms and tasks that use each step, by its action."""
+    """Return the algorithms and tasks that use each step, by the step's action."""
     uses: dict[str, set[tuple[str, str]]] = {}
     for name, strategies in algorithms().items():
         for strategy in strategies:
@@ -78,9 +81,9 @@ def uses_of_steps() -> dict[str, frozenset[tuple[str, str]]]:
 def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
     """Register an algorithm by hand if its package is not installed.
 
-    A Flower bundle has no entry points: its ServerApp and its ClientApp call this.
-    There is one strategy per task; the run config uses `name` for the algorithm and for
-    the section of its settings.
+    A Flower bundle has no entry points, so its ServerApp and its ClientApp call this
+    function. Pass one strategy per task. In the run config, `name` is the name of the
+    algorithm and of the section with its settings.
     """
     algorithms()[name] = strategies
 
@@ -91,7 +94,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     Parameters
     ----------
     path : path
-        The file, which names the kind of its model. No pickle is read.
+        The file. It names the kind of model that it holds; no pickle is read.
 
     Raises
     ------

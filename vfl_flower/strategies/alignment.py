@@ -48,9 +48,9 @@ class Alignment(ProtocolStrategy):
     ==============  ====================================  ============================
 
     A party learns how many ids each other party has, and which of its own ids all
-    parties hold. The server chooses the common order, that of the encrypted points, and
-    learns no id. With ``method="keyed"`` each party sends keyed hashes instead:
-    whoever has both the key and the hashes can test any id.
+    parties hold. The server chooses the common order, which is the order of the
+    encrypted points, and learns no id. With ``method="keyed"`` each party sends keyed
+    hashes instead: whoever has both the key and the hashes can test any id.
 
     Raises
     ------
@@ -82,7 +82,7 @@ class Alignment(ProtocolStrategy):
     explained: ClassVar[Mapping[str, Metric]] = {
         "common": Metric(
             "Rows that all parties hold",
-            "Ids that every party has. Later runs use these rows, in one order.",
+            "Ids that every party has. Later runs use these rows in the same order.",
             "higher",
             "count",
         )
@@ -102,26 +102,25 @@ class Alignment(ProtocolStrategy):
             self.check()
 
     def check(self) -> None:
-        """Raise ``ValueError``, before any message, if the order has no valid name."""
+        """Raise ``ValueError``, before any message, if the order's name is invalid."""
         if not re.fullmatch(NAME, self.alignment):
             raise ValueError(f"{NAME_RULE}, got {self.alignment[:70]!r}")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Compare the encrypted lists, and send each party its rows in their order."""
+        """Compare the encrypted lists, and send each party its rows in common order."""
         lists = self._lists(parties, [info.n_rows for info in parties])
         try:
             held, counts, common, positions = overlaps(lists)
         except ValueError as error:
             name = parties[error.args[1]].name
             raise FederationError(
-                f"the list of {name!r} must have each point once, but repeats one: a "
-                "party did not follow the protocol"
+                f"the list of {name!r} repeats a point, but must have each point once: "
+                "a party did not follow the protocol"
             ) from None
         if not len(common):
             raise FederationError(
-                f"all {len(parties)} parties must have ids in common, but no id is at "
-                "all of them: run vfl-flower check at each party, and compare how they "
-                "write their ids"
+                f"no id is held by all {len(parties)} parties: run vfl-flower check at "
+                "each party, and compare how the parties write their ids"
             )
         tag = hashlib.sha256(common.tobytes()).digest()
         replies = parties.ask(
@@ -132,13 +131,13 @@ class Alignment(ProtocolStrategy):
         )
         stored = zip(parties, replies.each("kept"), strict=True)
         if names := [info.name for info, is_stored in stored if not is_stored]:
-            log.warning("not stored, without a state-dir, at: %s", ", ".join(names))
+            log.warning("order not stored: no state-dir at %s", ", ".join(names))
         model = AlignmentModel(self.alignment, tag.hex(), held, counts)
         run.warnings += [
             f"at most {low:.0%} of the ids of {parties[place].name!r} overlap with "
-            f"another party's, against {high:.0%} between two others: run vfl-flower "
-            "check at each party, and compare how they write their ids (case, signs, "
-            "leading zeros, length)"
+            f"another party's ids, while the ids of two other parties overlap by "
+            f"{high:.0%}: run vfl-flower check at each party, and compare how ids are "
+            "written (case, signs, leading zeros, length)"
             for place, low, high in model.outliers()
         ]
         return record_model(run, model, {"common": len(common)})
@@ -158,7 +157,7 @@ class Alignment(ProtocolStrategy):
             for left in range(len(parties) - 2, -1, -1):
                 replies = parties.ask(party.encrypt_points, points=each(points))
                 points = replies.secrets["points"] if left else []
-            # The list of party j comes back from the one before it.
+            # The list of party j comes back from the party before it.
             makers = [(j - 1) % len(parties) for j in range(len(parties))]
             encrypted = replies.each("encrypted")
             lists, asked = [encrypted[j] for j in makers], replies.failure

@@ -1,4 +1,4 @@
-"""Metrics of several algorithms, and base classes of strategies that report them."""
+"""Metrics that several algorithms report, and base classes of their strategies."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ log = logging.getLogger("vfl_flower")
 
 TEST_ROWS = Metric(
     "Rows held out",
-    "Rows that the model was not trained on, and is judged on.",
+    "Rows that were not used for training, and on which the model is evaluated.",
     kind="count",
 )
 
 EXPLAINED = Metric(
     "Spread explained",
-    "How much of the spread of the rows lies between clusters, not within clusters. 0 "
-    "% is no better than a single cluster; more clusters always explain more.",
+    "How much of the spread of the rows lies between clusters rather than within them. "
+    "0 % is no better than a single cluster; more clusters always explain more.",
     "higher",
     "share",
 )
 
 SMALLEST = Metric(
     "Smallest cluster",
-    "Rows of the smallest cluster, estimated where the clusters come from a sample.",
+    "Rows in the smallest cluster, estimated if the clusters come from a sample.",
     kind="count",
 )
 
 LARGEST = Metric(
     "Largest cluster",
-    "Rows of the largest cluster, estimated where the clusters come from a sample.",
+    "Rows in the largest cluster, estimated if the clusters come from a sample.",
     kind="count",
 )
 
 PREDICTED_ROWS = Metric(
-    "Rows", "Rows that took part; in a prediction, the predicted rows.", kind="count"
+    "Rows", "Rows that were used; in a prediction, the predicted rows.", kind="count"
 )
 
 MEASURES: dict[str, Metric] = {
@@ -61,22 +61,22 @@ MEASURES: dict[str, Metric] = {
     ),
     "test_base_error": Metric(
         "Wrong classes without a model",
-        "Share of the same rows that would be wrong if the most frequent class were "
-        "predicted for each: a useful model must be well below this share.",
+        "Share of the same rows whose class would be wrong if the most frequent class "
+        "were predicted for each: a useful model must be well below this share.",
         kind="share",
     ),
     "test_auc": Metric(
         "Ranking (area under the ROC curve)",
         "How often the model gives a row of the second, positive class a higher score "
-        "than a row of the first one. 50 % is guessing, 100 % is perfect.",
+        "than a row of the first class. 50 % is guessing, 100 % is perfect.",
         "higher",
         "share",
     ),
     "test_log_loss": Metric(
         "Log loss",
-        "How surprised the model is by the true classes: the mean of -log of the "
-        "probability that it gave them. 0 is perfect; guessing between two classes has "
-        "log 2 = 0.69.",
+        "How surprised the model is by the true classes: the mean of -log p, where p "
+        "is the probability that it gave the true class. 0 is perfect; guessing "
+        "between two classes gives log 2 = 0.69.",
         "lower",
     ),
     "test_brier": Metric(
@@ -128,16 +128,16 @@ MEASURES: dict[str, Metric] = {
         "lower",
     ),
 }
-"""Metrics that a party with labels reports of a model."""
+"""Metrics of a model that a party with labels reports."""
 
 OF_NEW_ROWS: dict[str, Metric] = {**MEASURES, "rows": PREDICTED_ROWS}
-"""Metrics of a model on new rows: of predictions and of an evaluation."""
+"""Metrics of a prediction or an evaluation on new rows."""
 
 KERNEL: dict[str, Metric] = {
     **MEASURES,
     "cv_score": Metric(
         "Loss in cross-validation",
-        "The mean loss on training rows that a fit left out, used to choose the "
+        "The mean loss on training rows that a fit left out; it is used to choose the "
         "strength of the smoothing. It has the unit of the loss, so compare it only "
         "between models with the same loss.",
         "lower",
@@ -145,8 +145,8 @@ KERNEL: dict[str, Metric] = {
     "rows": Metric("Training rows", "Rows that the model learned from.", kind="count"),
     "features": Metric(
         "Random features",
-        "How many random features the model makes of all columns together: more "
-        "features can follow finer patterns, and cost more bytes.",
+        "How many random features the model computes from all columns together: more "
+        "features can follow finer patterns, but take more bytes to send.",
         kind="count",
     ),
     "local_columns": Metric(
@@ -157,7 +157,7 @@ KERNEL: dict[str, Metric] = {
     "bandwidth": Metric(
         "Bandwidth",
         "How near two rows must be for the model to treat them alike: a small "
-        "bandwidth follows fine patterns, a large one is smooth.",
+        "bandwidth follows fine patterns, a large bandwidth gives a smooth model.",
     ),
     "regularization": Metric(
         "Smoothing",
@@ -188,7 +188,7 @@ def record_model(
 
 @settings
 class JudgedStrategy(ProtocolStrategy):
-    """A strategy that warns if its metrics are no better than without a model."""
+    """A strategy that warns if its model is no better than using no model."""
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return warnings about a model that is no better than no model."""

@@ -52,7 +52,7 @@ class LaterTask(ModelTask):
 
 @settings
 class RowPrediction(LaterTask, JudgedStrategy):
-    """Predictions for rows, which one party opens; see the subclasses."""
+    """Predictions for rows, opened by one party; see the subclasses."""
 
     task = "predict"
     question = "What does the model predict for new rows?"
@@ -84,7 +84,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
             metrics |= metrics_of(reply)
         else:
             log.info(
-                "%d predictions are at %r, in predictions-%s-%016x.csv of its "
+                "%d predictions are at %r, in predictions-%s-%016x.csv in its "
                 "state-dir",
                 *(rows, parties[receiver].name, self.model_id, parties.session),
             )
@@ -94,7 +94,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
 def log_clusters(parties: Parties, model: str) -> None:
     """Log where each party has written the clusters of its new rows."""
     log.info(
-        "the clusters are in predictions-%s-%016x.csv of each party's state-dir",
+        "the clusters are in predictions-%s-%016x.csv in each party's state-dir",
         *(model, parties.session),
     )
 
@@ -102,21 +102,21 @@ def log_clusters(parties: Parties, model: str) -> None:
 def check_places(
     parties: Parties, replies: Replies[Any], common: Sequence[str]
 ) -> None:
-    """Raise unless all parties of training have their index and equal `common`."""
+    """Raise unless all training parties keep their index and agree on `common`."""
     first = replies[0]
     for j, reply in enumerate(replies):
         if reply["index"] != j:
             raise FederationError(
-                f"{parties[j].name!r} must have the index that it had in training, "
+                f"{parties[j].name!r} must have the same index as in training, "
                 f"{reply['index']}, got {j}: set partition-id"
             )
     for name in common:
         for j, value in enumerate(replies.each(name)):
             if value != first[name]:
-                reason = f"its model must have the {name} of {parties[0].name!r}"
+                reason = f"its model must have the same {name} as {parties[0].name!r}"
                 raise replies.failure(j, reason)
     if first["parties"] != len(parties):
         raise FederationError(
-            f"the {first['parties']} parties of training must take part, but "
-            f"{len(parties)} do"
+            f"all {first['parties']} parties of the training run must take part, and "
+            f"no others; this run has {len(parties)}"
         )

@@ -28,7 +28,7 @@ log = logging.getLogger("vfl_flower")
 
 @settings
 class ComputingParties(ProtocolStrategy):
-    """Base of strategies that compute products on shares."""
+    """Base class of strategies that compute products on secret shares."""
 
     _: KW_ONLY
     dealer: str = "server"
@@ -40,7 +40,7 @@ class ComputingParties(ProtocolStrategy):
 
     @property
     def computing(self) -> Computing:
-        """The parties that compute, for the terms of the run."""
+        """The dealer and the computing parties, for the terms of the run."""
         return Computing(self.dealer, self.computes or None)
 
     def places(self, parties: Parties) -> tuple[int | None, int | None]:
@@ -56,20 +56,20 @@ class ComputingParties(ProtocolStrategy):
         holder: int | None = None,
         **more: int,
     ) -> Roles:
-        """Return the parties' roles; `holder` opens the result. Check the parties."""
+        """Check the parties, and return their roles; `holder` opens the result."""
         holder = parties.label_holder if holder is None else holder
         (dealing, second), dealer = self.places(parties), self.dealer
         names = ", ".join(info.name for info in parties)
         others = [j for j in range(len(parties)) if j not in (holder, dealing)]
         if (dealing is None) != (dealer == SERVER) or dealing == holder or not others:
             raise FederationError(
-                f"dealer must be {SERVER!r} or the name of a party without labels, "
-                f"beside two computing parties, got {dealer!r} among {names}"
+                f"dealer must be {SERVER!r} or the name of a party without labels, in "
+                f"addition to two computing parties, got {dealer!r} (parties: {names})"
             )
         if self.computes and second not in others:
             raise FederationError(
                 "computes must be the name of a party that is neither the label holder "
-                f"nor the dealer, got {self.computes!r} among {names}"
+                f"nor the dealer, got {self.computes!r} (parties: {names})"
             )
         second = others[0] if second is None else second
         return Roles(holder, second, list(owners), rows, dealing, **more)
@@ -79,13 +79,13 @@ def warn_of_constant(constant: bool) -> None:
     """Warn of a constant model, and name the log that gives the reason."""
     if constant:
         log.warning(
-            "the model predicts one number: the label holder did not use its labels, "
-            "and its log says which rule they break"
+            "the model predicts a constant: the label holder did not use its labels, "
+            "and its log says which rule the labels break"
         )
 
 
 def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
-    """Return the dealer's randomness, as arguments of a step."""
+    """Return the dealer's correlated randomness, as arguments of a step."""
     if roles.dealer is None:
         root = parties.checkpoint.token(SEED_BYTES)
         dealt = deal_all(roles.deal(parties.session), root, roles)
@@ -95,13 +95,13 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
 
 
 def secret(replies: Replies[Any], name: str) -> list[dict[int, Array]]:
-    """Return for each party the values encrypted for it, by their sender."""
+    """Return, for each party, the values encrypted for it, by sender."""
     sent: list[dict[int, Array]] = replies.secrets.get(name, [{}] * len(replies))
     return sent
 
 
 def passed_on(replies: Replies[Any], name: str) -> dict[int, Array]:
-    """Return for each party the values sent to it under a name, or None."""
+    """Return, for each party, the values sent to it under `name`, or None."""
     return each([sent or None for sent in secret(replies, name)])
 
 
@@ -111,7 +111,7 @@ def multiply(
     hidden: Replies[Any],
     joint: Replies[Any] | None = None,
 ) -> dict[int, Array]:
-    """Let the two parties compute; return the share for the first, who opens it."""
+    """Have two parties compute; return the share for the first, which opens it."""
     replies = parties.ask(
         party.multiply,
         openings=passed_on(hidden, "openings"),

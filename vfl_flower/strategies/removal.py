@@ -1,4 +1,4 @@
-"""The removal of a model whose local models are at the parties."""
+"""Removal of a model whose local models are stored at the parties."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ log = logging.getLogger("vfl_flower")
 
 @settings
 class Removal(ModelTask):
-    """Remove the parties' data of a model: local models, states and predictions.
+    """Remove a model's data at the parties: local models, states and predictions.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, key                       all of it
-    find           whether it has anything of the model   all of it
-    remove         whether anything of it is left         all of it
+    find           whether it has data of the model       all of it
+    remove         whether data of the model are left     all of it
     =============  =====================================  ==========================
 
-    The parties' rows and columns may have changed since. A party without data of the
-    model says so, and the run can be repeated, for instance when more parties are
-    connected. The answers in a party's journal remain.
+    The parties' rows and columns may have changed since training. A party without data
+    of the model says so, and the run can be repeated, for instance when more parties
+    are connected. The answers recorded in a party's journal remain.
 
     Raises
     ------
     PartyFailed
-        A file at a party has the name of the local model but is not one, or cannot be
-        removed.
+        A file at a party has the name of the local model but is not a local model, or
+        the file cannot be removed.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class Removal(ModelTask):
 
 @settings
 class MUFCRemoval(Removal):
-    """Remove a clustering that can forget, and the server's state of it.
+    """Remove a clustering that can forget rows, and the server's state of it.
 
     The record of forgotten rows is removed too: the history and the tags of ids. See
     :class:`Removal`.

@@ -1,8 +1,8 @@
-"""Settings of a regression on a coreset, its iterative solvers and held-out errors.
+"""Regression on a coreset: settings, iterative solvers and errors on held-out rows.
 
 The server keeps the residual r on the rows of the coreset; each iteration is one round
 trip in which the server sends r and receives sums over parties. See
-``clients/coresets/linear.py`` for the notation, ``numerics/linear.py`` for the
+``clients/coresets/linear.py`` for the notation, and ``numerics/linear.py`` for the
 objective.
 """
 
@@ -86,13 +86,13 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
 
     @property
     def evaluates(self) -> bool:
-        """Whether the label holder gets predictions, and reports their errors."""
+        """Whether the label holder receives predictions and reports their errors."""
         return self.test_fraction > 0 or self.evaluate == "full"
 
     def held_out_errors(
         self, parties: Parties, theta: list[Array], intercept: float, unit: float
     ) -> dict[str, Any]:
-        """Return the errors of a model in training, which the label holder computes.
+        """Return the model's errors, which the label holder computes during training.
 
         The `unit`, the size of the residuals, sets the resolution of the predictions.
         """
@@ -142,17 +142,18 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     def solve(
         self, parties: Parties, run: Run, coreset: Coreset, penalty: Penalty
     ) -> tuple[list[Array], float, float, dict[str, Any]]:
-        """Solve a weighted least squares problem with the rows at the parties.
+        """Solve a weighted least squares problem while the rows stay at the parties.
 
         "cg" takes accelerated proximal steps if the penalty has an l1 term; "saga"
         follows Defazio et al. (2014). `tol` bounds the gradient (cg), the step
         (proximal) or the mean change of the residuals (saga), relative to the standard
-        deviation of y (without an intercept: its root mean square).
+        deviation of y (without an intercept: to the root mean square of y).
 
         Return the coefficients of each party and the intercept, in the unit of y; the
         standard deviation of y on the rows, rounded up to a power of two; and metrics.
-        The metric ``converged`` is 1.0 or 0.0, and with saga says that the residuals
-        have settled: if columns lack rank, an l1 penalty may still move coefficients.
+        The metric ``converged`` is 1.0 or 0.0. With saga, 1.0 means that the residuals
+        have settled; if the columns lack full rank, an l1 penalty may still change the
+        coefficients.
         """
         method: party.Method = "saga"
         if self.solver == "cg":
@@ -192,8 +193,9 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     ) -> tuple[int, dict[str, float]]:
         """Minimise |r|^2 + penalty by conjugate gradients, a round trip per iteration.
 
-        The parties send A s for the gradient s; A p for the direction p = s + beta
-        p_old follows without asking, and so does the energy of the penalty.
+        The parties send A s for the gradient s. The server then computes A p, for the
+        direction p = s + beta p_old, and the energy of the penalty without another
+        request.
         """
         q: Array = np.zeros_like(r)
         penalty = 0.0
@@ -219,8 +221,9 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
             if curvature <= 0:  # the directions of the parties cancel, up to rounding
                 break
             alpha = gamma / curvature
-            # The Lanczos matrix of the iteration: its smallest eigenvalue is that of
-            # the whitened normal matrix on the Krylov space of the right-hand side.
+            # The Lanczos matrix of the iteration: its smallest eigenvalue equals the
+            # smallest one of the whitened normal matrix on the Krylov space of the
+            # right-hand side.
             diagonal.append(1 / alpha + (beta / step_size if step_size else 0.0))
             if step_size:
                 off_diagonal.append(beta**0.5 / step_size)
@@ -228,7 +231,7 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
             step_size, shrink, gamma_old = alpha, beta, gamma
         metrics = {"converged": float(converged)}
         if diagonal:
-            # eigvalsh reads the lower triangle alone.
+            # eigvalsh reads only the lower triangle.
             lanczos = np.diag(diagonal) + np.diag(off_diagonal, -1)
             smallest = np.linalg.eigvalsh(lanczos)[0]
             metrics["sigma_min_x"] = float(np.sqrt(max(smallest, 0.0)))
@@ -237,9 +240,10 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     def _proximal(
         self, parties: Parties, run: Run, r: Array, l1: float
     ) -> tuple[int, dict[str, float]]:
-        """Accelerated proximal gradients (Beck and Teboulle 2009), metric by block.
+        """Take accelerated proximal gradient steps, with one metric for each block.
 
-        The momentum starts again where it points uphill (O'Donoghue and Candes 2015).
+        See Beck and Teboulle (2009). The momentum restarts when it points uphill
+        (O'Donoghue and Candes 2015).
         """
         t = 1.0
         for iteration in range(1, self.max_iter + 1):
@@ -262,7 +266,10 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     def _saga(
         self, parties: Parties, run: Run, norms: Array, l1: float
     ) -> tuple[int, dict[str, float]]:
-        """SAGA (Defazio et al. 2014); a batch's step as Gazagnadou et al. (2019)."""
+        """Run SAGA (Defazio et al. 2014).
+
+        The step size for a batch follows Gazagnadou et al. (2019).
+        """
         m, rng = len(norms), run.rng("saga")
         b = min(self.batch_size, m)
         # Smoothness of a row, of all rows (the trace), and of a batch without repeats.

@@ -1,4 +1,4 @@
-"""Explanations of the metrics of results on a coreset, in plain words."""
+"""Explanations, in plain words, of the metrics of runs that train on a coreset."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from vfl_flower.strategies.evaluation import EXPLAINED, LARGEST, MEASURES, SMALL
 
 WEIGHT_SUM = Metric(
     "Sum of the weights",
-    "Each drawn row stands for as many rows as its weight. The sum should be near the "
-    "number of training rows.",
+    "The weight of a drawn row is the number of rows that it stands for. The sum "
+    "should be near the number of training rows.",
 )
 
 REGRESSION: dict[str, Metric] = {
     **{n: MEASURES[n] for n in ("test_rows", "test_loss", "test_r2", "test_mae")},
     "train_loss": Metric(
         "Mean squared error, training rows",
-        "The same error on the rows that the model was trained on, weighted. These "
-        "rows differ between results: do not use it to compare results.",
+        "The weighted error on the rows that the model was trained on. Each result has "
+        "its own training rows, so do not compare results by this error.",
         "lower",
     ),
     "full_train_loss": Metric(
@@ -26,31 +26,31 @@ REGRESSION: dict[str, Metric] = {
     ),
     "check_loss": Metric(
         "Mean squared error, second sample",
-        "The error on a second sample of rows, drawn for this check alone, as an "
+        "The error on a second sample of rows, drawn only for this check, as an "
         "estimate of the error on all training rows.",
         "lower",
     ),
     "check_loss_error": Metric(
         "Standard error of the second sample",
-        "How far the estimate may be off by chance: it is within two standard errors "
-        "nineteen times in twenty.",
+        "How far the estimate may be off by chance: nineteen times in twenty it is off "
+        "by at most two standard errors.",
     ),
     "objective": Metric(
         "Objective",
-        "What training minimises: the error on the training rows plus the penalty.",
+        "Training minimises this sum: the error on the training rows plus the penalty.",
         "lower",
     ),
     "weight_sum": WEIGHT_SUM,
     "sigma_min": Metric(
         "How little the parties' columns overlap",
-        "From 0 to 1. Near 1 no party's columns repeat another party's; near 0 the "
-        "method gives no guarantee for its sample.",
+        "From 0 to 1. Near 1, no party's columns repeat columns of another party; near "
+        "0, the method gives no guarantee for its sample.",
         "higher",
     ),
     "sigma_min_x": Metric(
         "How little the parties' columns overlap, without the label",
-        "From 0 to 1, as the solver estimates it. Near 1 no party's columns repeat "
-        "another party's; near 0 the method gives no guarantee for its sample.",
+        "From 0 to 1, estimated by the solver. Near 1, no party's columns repeat "
+        "columns of another party; near 0, the method guarantees nothing.",
         "higher",
     ),
     "left_out": Metric(
@@ -61,12 +61,12 @@ REGRESSION: dict[str, Metric] = {
     ),
     "converged": CONVERGED,
     "iterations": Metric(
-        "Iterations", "Steps that the solver took: a round trip each.", kind="count"
+        "Iterations", "Steps that the solver took, each in a round trip.", kind="count"
     ),
     "remaining": Metric(
         "Distance from convergence",
-        "What the solver drives to 0: its gradient or its last change, as a share of "
-        "the spread of the label.",
+        "The solver's gradient or last change, which it drives to 0, as a share of the "
+        "spread of the label.",
         "lower",
     ),
 }
@@ -74,24 +74,24 @@ REGRESSION: dict[str, Metric] = {
 
 CLUSTERS: dict[str, Metric] = {
     "explained": EXPLAINED._replace(
-        text=f"{EXPLAINED.text} It is computed on the drawn rows, weighted, "
+        text=f"{EXPLAINED.text} It is computed on the weighted drawn rows, "
         "which differ between results."
     ),
     "cost": Metric(
         "Cost, drawn rows",
-        "Mean squared distance of the drawn rows to their nearest centre, weighted. "
-        "These rows differ between results: do not use it to compare results.",
+        "Weighted mean squared distance of the drawn rows to their nearest centres. "
+        "Each result has its own drawn rows, so do not compare results by this cost.",
         "lower",
     ),
     "full_cost": Metric(
         "Cost, all training rows",
-        "Mean squared distance of all training rows to their nearest centre.",
+        "Mean squared distance of all training rows to their nearest centres.",
         "lower",
     ),
     "check_cost": Metric(
         "Cost, second sample",
-        "Mean squared distance to the nearest centre on a second sample, drawn for "
-        "this check alone: an estimate for all training rows.",
+        "Mean squared distance to the nearest centre on a second sample, drawn only "
+        "for this check: an estimate for all training rows.",
         "lower",
     ),
     "check_cost_error": REGRESSION["check_loss_error"],
@@ -101,8 +101,8 @@ CLUSTERS: dict[str, Metric] = {
     "tau": Metric(
         "How much one party's columns reveal about distances",
         "At least 1. A small number means that one party's columns reveal which rows "
-        "are near each other; for a large number the method gives no guarantee.",
+        "are near each other. If it is large, the method gives no guarantee.",
         "lower",
     ),
 }
-"""Metrics of clusters of a coreset."""
+"""Metrics of a clustering of a coreset."""

@@ -1,4 +1,4 @@
-"""Predictions for new rows by a linear model or cluster centres of a coreset."""
+"""Predictions for new rows by a linear model or centres learned on a coreset."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.typing import Array
 
 _COMMON = ("kind", "outputs", "receiver", "parties")
-"""Values that are equal in all local models of a model."""
+"""Values that must be equal in all local models of one model."""
 
 _BOUND = 2.0**24
-"""First guess of the largest addend; see :meth:`Parties.ask_exactly`."""
+"""First guess of the largest contribution; see :meth:`Parties.ask_exactly`."""
 
 
 def keep_parts(
@@ -31,7 +31,7 @@ def keep_parts(
     intercept: float,
     receiver: int,
 ) -> str:
-    """Let all parties or none store their blocks; return the model's id or ""."""
+    """Have all parties store their blocks, or none; return the model's id or ""."""
     if not all(info.keeps for info in parties):
         return ""
     parties.ask(
@@ -59,16 +59,17 @@ class CoresetPrediction(RowPrediction):
     =============  =====================================  ==========================
 
     The label holder of training (for k-means, the first party) writes the predictions
-    to a file in its ``state-dir``. It learns f(x) of each row, or the distance to each
-    centre, and so, with two parties, the other's contribution.
+    to a file in its ``state-dir``. It learns f(x) for each row, or the distance of the
+    row to each centre; with two parties it thereby learns the other party's
+    contribution.
 
     Raises
     ------
     FederationError
-        A party has a different index than in training, or does not take part.
+        A party does not take part, or its index differs from its index in training.
     PartyFailed
-        A party has no local model of this id, a local model that does not match the
-        other local models, or different columns than in training.
+        A party has no local model with this id, its local model does not match the
+        other local models, or its columns differ from the training columns.
 
     Examples
     --------
@@ -95,7 +96,7 @@ class CoresetPrediction(RowPrediction):
 
     @property
     def terms(self) -> Terms:
-        """Predictions; for an evaluation moments too: many errors reveal as much."""
+        """Predictions; in an evaluation also moments: many errors reveal as much."""
         needs: tuple[Kind, ...] = ("predictions", "moments")
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 
@@ -135,11 +136,11 @@ class CoresetPrediction(RowPrediction):
 
 @settings
 class CoresetEvaluation(CoresetPrediction):
-    """Errors on new rows of a model whose blocks the parties keep.
+    """Errors that a model makes on new rows; the parties keep the model's blocks.
 
-    The same messages as :class:`CoresetPrediction`, but the label holder writes no
-    predictions: it reports their errors to the server, with standard errors, and the
-    curves if all parties consent.
+    The messages are those of :class:`CoresetPrediction`, but the label holder writes no
+    predictions. It reports their errors to the server, with standard errors, and also
+    the curves if all parties consent.
 
     A regression reports the mean squared error, the mean absolute error and R^2 on the
     rows with labels; k-means reports ``test_loss``, the mean squared distance to the
@@ -147,13 +148,13 @@ class CoresetEvaluation(CoresetPrediction):
 
     Notes
     -----
-    Curves reveal means over bins of predictions by a model that the server sends, which
-    can be a column of any party: therefore all parties must consent.
+    Curves reveal means over bins of predictions. Since the server sends the model, the
+    predictions can be a column of any party, so all parties must consent.
 
     A malicious server can send the parties a different model before each evaluation.
     The errors of many models reveal the labels and rows, so the label holder counts
-    each evaluation as ``moments`` against the limit of its consent. Parties answer for
-    whole blocks of rows only, so nobody can ask for the error of a single row.
+    each evaluation as ``moments`` against the limit in its consent file. Parties answer
+    only for whole blocks of rows, so nobody can ask for the error of a single row.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Rows for a strategy: by Algorithm 1 of the coreset paper, uniform, or all."""
+"""Rows to train on: all, or drawn uniformly or by Algorithm 1 of the coreset paper."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from vfl_flower.strategies.evaluation import JudgedStrategy
 from vfl_flower.typing import Array
 
 MESSAGE_NUMBERS = 2**22
-"""Numbers in one message of a party that sends or evaluates all rows: 32 MB."""
+"""Maximum count of numbers in a message of a party that sends or evaluates all rows.
+
+The numbers take 32 MB.
+"""
 
 
 @dataclass(frozen=True)
 class Coreset:
-    """Rows, their weights, and their values if they were pooled."""
+    """Rows, their weights and, if the rows were pooled, their values."""
 
     rows: Array | None
     """S, with repeats, shape (m,); None: all training rows."""
@@ -36,7 +39,7 @@ class Coreset:
     X: list[Array] | None = None
     """The rows at each party, shape (m, d_j), if the solver pools them."""
     y: Array | None = None
-    """Their labels, shape (m,)."""
+    """The labels of the rows, shape (m,), if the solver pools them."""
     check: Coreset | None = None
     """A second, independent draw."""
 
@@ -63,14 +66,14 @@ class Scoring:
     bound: float
     """Maximum score of a row at one party."""
     intercept: bool | None = None
-    """For regression: whether it has an intercept."""
+    """For regression: whether the model has an intercept."""
     clustering: party.Clustering | None = None
     """For k-means: how a party clusters its columns."""
 
 
 @settings
 class CoresetStrategy(JudgedStrategy):
-    """Base of regression and k-means: Algorithm 1 and the baselines."""
+    """Base class of regression and k-means: Algorithm 1 and its baselines."""
 
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
@@ -114,7 +117,7 @@ class CoresetStrategy(JudgedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Totals and drawn rows for a coreset; and rows, or sums for single rows."""
+        """Totals and drawn rows for a coreset; also rows, or sums for single rows."""
         kinds: set[Kind] = {"rows"} if self.pools else {"row-sums"}
         if self.sampling == "coreset":
             kinds.add("totals")
@@ -128,7 +131,7 @@ class CoresetStrategy(JudgedStrategy):
         return self.sampling
 
     def baselines(self) -> dict[str, ProtocolStrategy]:
-        """Return the other samplings."""
+        """Return this strategy with each of the other samplings."""
         return {  # `check_size` is 0 unless this is the coreset itself
             name: self.replace(sampling=name, check_size=0)
             for name in ("coreset", "uniform", "full")
@@ -162,15 +165,15 @@ class CoresetStrategy(JudgedStrategy):
     def _importance_sample(
         self, parties: Parties, run: Run, n: int, scoring: Scoring
     ) -> Coreset:
-        """DIS(m, g), Algorithm 1; and independently ``check_size`` more rows."""
+        """Run DIS(m, g), Algorithm 1; independently draw ``check_size`` more rows."""
         fused, more = self.rounds == "fused", self.check_size
         m = self.sample_size(parties, n)
         if m >= n:
-            anyway = ", and most come to the server anyway" if self.pools else ""
+            anyway = "; the server sees most rows anyway" if self.pools else ""
             run.warnings.append(
-                f"size is {m:,}, not below {n:,}, the number of training rows: using "
-                "all of them (sampling 'full', or size 'auto') takes fewer round trips "
-                f"and has no sampling error{anyway}"
+                f"size is {m:,}, and there are {n:,} training rows: using all of them "
+                "(sampling 'full', or size 'auto') takes fewer round trips and has no "
+                f"sampling error{anyway}"
             )
         # Round 1, lines 2-4.
         replies = parties.ask(
@@ -231,7 +234,7 @@ class CoresetStrategy(JudgedStrategy):
     def _pool(
         self, parties: Parties, rows: Array | range
     ) -> tuple[list[Array], Array | None]:
-        """Request rows, or a range of training rows, of all parties, and labels."""
+        """Request rows, or a range of training rows, and labels from the parties."""
         ends = (rows.start, rows.stop) if isinstance(rows, range) else (None, None)
         replies = parties.ask(
             party.pooled_rows,

@@ -47,8 +47,9 @@ def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, flo
 class CoresetVRLR(LinearStrategy):
     """Linear regression on a coreset by distributed importance sampling.
 
-    Algorithms 1 and 2 of [1]: row i is drawn with probability proportional to the sum
-    over parties of its leverage scores, and weighted by the inverse.
+    Algorithms 1 and 2 of [1]: row i is drawn with a probability proportional to the sum
+    of its leverage scores over the parties, and gets a weight inversely proportional to
+    this sum.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -72,27 +73,29 @@ class CoresetVRLR(LinearStrategy):
 
     Notes
     -----
-    Differs from [1] in: 1. the intercept: the columns of all parties are taken about
-    their mean, and the label holder's basis has the ones; 2. the fused rounds, in
-    which each party draws m rows before it knows a_j and the server takes the first
-    a_j; 3. scores are summed under masks; 4. the solvers ``cg`` and ``gram``.
+    The class differs from [1] in four ways: 1. With an intercept, all parties centre
+    their columns, and the label holder's basis includes the column of ones. 2. In fused
+    rounds, each party draws m rows before it knows a_j, and the server takes the first
+    a_j of them. 3. Scores are summed under masks. 4. There are also the solvers ``cg``
+    and ``gram``.
 
-    With ``solver="gram"`` no row and no sum for a row of columns or labels leaves a
-    party in the clear: the label holder learns the means and the sums of products of
-    all columns on the coreset, and the server the model. A dealer that colludes with
-    one of the two computing parties can read the columns.
+    With ``solver="gram"``, no row leaves a party in the clear, and no sum for a single
+    row of columns or labels does. The label holder learns the means and the sums of
+    products of all columns on the coreset, and the server learns the model. A dealer
+    that colludes with one of the two computing parties can read the columns.
 
-    The metrics of the result: ``train_loss`` (mean squared error weighted on the
-    coreset), ``objective``, ``weight_sum``, ``sigma_min`` (Assumption 4.1 on the
-    coreset, labels included: the nearer to 1, the less the columns of parties overlap;
-    near 0 the coreset has no guarantee), and where asked ``test_loss`` and ``test_r2``
-    (R^2) on rows held out, ``full_train_loss`` and ``check_loss``. The solvers ``cg``
-    and ``saga`` give ``converged``,
-    ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
-    labels. ``gram`` gives ``left_out``, the number of columns that the parties have
-    left out because these identify single rows, after the parties have added up rare
-    columns and moved far rows towards the mean; with ``full`` sampling there is no
-    ``sigma_min``.
+    The result has the metrics ``train_loss`` (mean squared error weighted on the
+    coreset), ``objective``, ``weight_sum`` and ``sigma_min`` (the sigma of Assumption
+    4.1 on the coreset, labels included). The nearer ``sigma_min`` is to 1, the less the
+    parties' columns overlap; near 0 the coreset has no guarantee. If requested, there
+    are also ``test_loss`` and ``test_r2`` (R^2) on held-out rows, ``full_train_loss``
+    and ``check_loss``.
+
+    The solvers ``cg`` and ``saga`` report ``converged`` and ``iterations``; ``cg`` also
+    reports ``sigma_min_x``, an estimate of ``sigma_min`` without the labels. ``gram``
+    reports ``left_out``, the number of columns that the parties have left out because
+    these columns identify single rows, after the parties have added up rare columns and
+    moved far rows towards the mean. With ``full`` sampling there is no ``sigma_min``.
 
     Examples
     --------
@@ -120,11 +123,12 @@ class CoresetVRLR(LinearStrategy):
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
-        """Return Algorithms 1 and 2 of [1] as published, but for `settings`.
+        """Return Algorithms 1 and 2 of [1] as published, except for `settings`.
 
-        It is C-CENTRAL with ridge regression (Section 6), and the smallest coreset of
-        which [1] draws a conclusion; Table 1 has `size` 1000 to 6000. The lasso has
-        `alpha` 2, the elastic net 3 (Appendix A.2); SAGA takes a row a round trip.
+        This is C-CENTRAL with ridge regression (Section 6) and the smallest coreset
+        about which [1] draws a conclusion; Table 1 has sizes from 1000 to 6000. In [1]
+        `alpha` is 2 for the lasso and 3 for the elastic net (Appendix A.2), and SAGA
+        uses one row per round trip.
         """
         published: dict[str, Any] = {"size": 2000, "rounds": "paper", "batch_size": 1}
         published |= {"regularizer": "ridge", "alpha": 0.1, "l1_ratio": 2 / 3}
@@ -133,10 +137,10 @@ class CoresetVRLR(LinearStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Also coefficients unless rows are pooled, and the kinds of an evaluation."""
+        """Also coefficients unless rows are pooled, and what an evaluation needs."""
         kinds, less = {*super().terms.needs}, ""
         if self.solver == "gram" and self.sampling != "coreset":
-            kinds = set()  # no number of a row leaves
+            kinds = set()  # no value of a row leaves a party
         if not self.pools:
             kinds.add("coefficients")
         if self.solver == "gram" or self.evaluates:
@@ -145,19 +149,19 @@ class CoresetVRLR(LinearStrategy):
             kinds.add("predictions")
         if self.pools:
             instead = self.replace(solver="gram", check_size=0).terms.needs
-            less = "With solver='gram' the run asks for no rows, and instead for "
+            less = "With solver='gram' the run asks for no rows, but instead for "
             less += ", ".join(instead)
         computing = self.computing if self.solver == "gram" else None
         return Terms(in_order(kinds), less=less, computing=computing)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Warn of an early stop, of columns left out and of a useless model."""
+        """Return warnings of an early stop, columns left out and a useless model."""
         sentences = []
         if count := metrics.get("left_out"):
             sentences.append(
-                f"number of columns that the model leaves out: {count}; too few rows "
-                "differ from their most frequent value, one row stands out, or a "
-                "number is above 1e100; the log of their party names them"
+                f"number of columns that the model leaves out: {count}; in each, too "
+                "few rows differ from the most frequent value, one row stands out, or a "
+                "number is above 1e100; the log of the column's party names it"
             )
         if not metrics.get("converged", 1.0):
             sentences.append(
@@ -167,13 +171,13 @@ class CoresetVRLR(LinearStrategy):
         return sentences + super().shortfalls(metrics)
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add how parties clip rows that stand out, if all are in this process."""
+        """Add each party's bounds for outlying rows, if all are in this process."""
         assert isinstance(model, LinearModel)
         clips = {f"clip_{j}": m.remembered("clip") for j, m in enumerate(memories)}
         model.clips = {k: v for k, v in clips.items() if v is not None and len(v)}
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Draw the coreset, solve on it, evaluate."""
+        """Draw the coreset, solve on it, and evaluate the model."""
         widths = [party.n_columns for party in parties]
         holder, n = parties.label_holder, self.n_train(parties)
         if self.solver in ("cg", "saga"):
@@ -231,11 +235,14 @@ class CoresetVRLR(LinearStrategy):
             raise FederationError(
                 f"with solver 'gram' size must be at least {least} ({ROWS_PER_COLUMN} "
                 f"rows for each column: {held}, and the labels), got {size} of {n} "
-                f"training rows; a smaller Gram matrix would reveal rows: {advice}"
+                f"training rows; a Gram matrix of fewer would reveal rows: {advice}"
             )
 
     def fewest_rows(self, columns: int) -> int:
-        """With ``gram``, those of which a Gram matrix may be opened."""
+        """Return the minimum number of rows to train on.
+
+        With ``gram`` it is the minimum for which a Gram matrix may be opened.
+        """
         columns += 1  # the labels
         per_column = ROWS_PER_COLUMN * columns if self.solver == "gram" else 0
         return max(LEAST_ROWS, per_column)
@@ -283,7 +290,7 @@ class CoresetVRLR(LinearStrategy):
     def _basis_blocks(
         self, X: list[Array], y: Array, w: Array, holder: int
     ) -> list[Array]:
-        """Return the blocks whose bases the parties took in ``totals``."""
+        """Return the blocks whose bases the parties computed in step ``totals``."""
         if not self.fit_intercept:
             return [*X[:holder], np.column_stack([X[holder], y]), *X[holder + 1 :]]
         blocks = [center(block, w) for block in X]
@@ -295,8 +302,8 @@ class CoresetVRLR(LinearStrategy):
 class CoresetVKMC(sampling.CoresetStrategy):
     """k-means on a coreset by distributed importance sampling.
 
-    Algorithms 1 and 3 of [1]: each party clusters its own columns, and a row's score
-    says how much it may count in any clustering.
+    Algorithms 1 and 3 of [1]: each party clusters its own columns, and the score of a
+    row says how much the row may count in any clustering.
 
     ==============  =====================================  ==========================
     round trip      party j sends                          the server learns
@@ -312,16 +319,18 @@ class CoresetVKMC(sampling.CoresetStrategy):
 
     Notes
     -----
-    The metrics of the result: per row ``cost`` (on the coreset) and where asked
-    ``full_cost`` and ``check_cost``; ``weight_sum``; and on pooled rows ``explained``
-    (1 - cost / cost with one cluster), how many rows the ``smallest_cluster`` and the
-    ``largest_cluster`` stand for, and ``tau`` (Assumption 5.1, an estimate). Labels are
-    not needed and not used. Standardise columns of different units first
-    (``standardize=true`` in the node config).
+    The result has the metrics ``cost`` (per row of the coreset) and ``weight_sum``. If
+    requested, it also has ``full_cost`` and ``check_cost``, both per row. If rows are
+    pooled, it also has ``explained`` (1 - cost / cost with one cluster), the numbers of
+    rows that the ``smallest_cluster`` and the ``largest_cluster`` stand for, and an
+    estimate of ``tau`` (Assumption 5.1). Labels are neither needed nor used.
+    Standardise columns of different units first (``standardize=true`` in the node
+    config).
 
-    With ``evaluate="full"`` the server learns how far each row is from each centre,
-    which reveals much about the row: it is refused with more centres than columns, when
-    the server could compute the rows. ``check_size`` reveals no more than ``central``.
+    With ``evaluate="full"`` the server learns the distance of each row from each
+    centre, which reveals much about the row. With more centres than columns the server
+    could compute the rows, so such a run is refused. ``check_size`` reveals no more
+    than ``central``.
 
     Examples
     --------
@@ -372,10 +381,11 @@ class CoresetVKMC(sampling.CoresetStrategy):
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
-        """Return Algorithms 1 and 3 of [1] as published, but for `settings`.
+        """Return Algorithms 1 and 3 of [1] as published, except for `settings`.
 
-        It is C-KMEANS++ with k = 10 (Section 6), and `size` as for regression. alpha
-        and the starts are those of its code. Standardise the columns, as [1] does.
+        This is C-KMEANS++ with k = 10 (Section 6), and with the `size` of the
+        regression. alpha and the number of starts are taken from the code of [1].
+        Standardise the columns, as [1] does.
         """
         published: dict[str, Any] = {"size": 2000, "rounds": "paper", "n_init": 10}
         published |= {"n_clusters": 10, "solver": "central", "approximation": 2.0}
@@ -383,14 +393,14 @@ class CoresetVKMC(sampling.CoresetStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Rows, which local clusters nearly reveal."""
+        """Rows, since local clusters nearly reveal them."""
         kinds: set[Kind] = {*super().terms.needs, "rows"}
         if self.sampling != "coreset":
             kinds -= {"row-sums"}
         return Terms(in_order(kinds))
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Draw the coreset, cluster it, evaluate."""
+        """Draw the coreset, cluster it, and evaluate the clusters."""
         k, widths = self.n_clusters, [party.n_columns for party in parties]
         n = self.n_train(parties)
         if k > n:
@@ -400,7 +410,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
             )
         if self.evaluate == "full" and k > sum(widths):
             raise FederationError(
-                "evaluate='full' shows the server the distance of each row to each "
+                "evaluate='full' shows the server the distance of each row from each "
                 f"centre, so n_clusters must be at most {sum(widths)}, the number of "
                 f"columns, got {k}: use check_size"
             )
@@ -441,7 +451,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
         return record_model(run, KMeansModel(C_j, model_id, sizes), metrics)
 
     def _full_cost(self, parties: Parties, C_j: list[Array], n: int) -> float:
-        """Return the mean squared distance of all training rows to their centre."""
+        """Return the mean squared distance of all training rows to nearest centres."""
         spread = sum(float(C.var(axis=0).sum()) for C in C_j)
         block, total = max(1, sampling.MESSAGE_NUMBERS // self.n_clusters), 0.0
         for start in range(0, n, block):
@@ -457,7 +467,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
 
 
 def _local_labels(replies: Replies[party.LocalClusters], m: int) -> list[Array]:
-    """Return the clusters of m rows at each party; each cluster has a centre."""
+    """Return each party's clusters of m rows; raise if a cluster has no centre."""
     for j, reply in enumerate(replies):
         if len(reply["labels"]) != m:
             raise replies.failure(j, f"its reply must have the clusters of {m} rows")
