@@ -281,12 +281,12 @@ def test_another_masking_than_in_training(trained):
 @pytest.mark.parametrize(
     ("spoiled", "change", "rule"),
     [
-        ([1], {"n_features": 49}, "must have the n_features of 'party 0'"),
-        ([1], {"holders": [1]}, "must have the holders of 'party 0'"),
-        ([1], {"kernel": "laplacian"}, "must have the kernel of 'party 0'"),
-        ([1], {"bandwidth": 3.0}, "must have the bandwidth of 'party 0'"),
-        ([1], {"n_parties": 4}, "must have the parties of 'party 0'"),
-        ([1], {"kept": [0]}, "must have the kept of 'party 0'"),
+        ([1], {"n_features": 49}, "must have the same n_features as 'party 0'"),
+        ([1], {"holders": [1]}, "must have the same holders as 'party 0'"),
+        ([1], {"kernel": "laplacian"}, "must have the same kernel as 'party 0'"),
+        ([1], {"bandwidth": 3.0}, "must have the same bandwidth as 'party 0'"),
+        ([1], {"n_parties": 4}, "must have the same parties as 'party 0'"),
+        ([1], {"kept": [0]}, "must have the same kept as 'party 0'"),
         ([2], {"intercept": np.zeros(0)}, "must have a label holder's coeff"),
         ([1], {"bandwidth": 0.0}, "'bandwidth' must be a number above 0"),
         (range(3), {"holders": [7]}, "must name distinct label holders of"),

@@ -160,8 +160,8 @@ class CoresetVRLR(LinearStrategy):
         if count := metrics.get("left_out"):
             sentences.append(
                 f"number of columns that the model leaves out: {count}; in each, too "
-                "few rows differ from the most frequent value, one row stands out, or a "
-                "number is above 1e100; the log of the column's party names it"
+                "few rows differ from the most frequent value, one row stands out, or "
+                "a number is above 1e100; the log of the column's party names it"
             )
         if not metrics.get("converged", 1.0):
             sentences.append(
