@@ -12,8 +12,8 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
     ),
     "inertia": Metric(
         "Inertia",
-        "Sum of the squared distances, by the kernel, of all rows to their centres: "
-        "clustering minimises this sum.",
+        "Sum of the squared distances of all rows to their centres, measured by the "
+        "kernel: clustering minimises this sum.",
         "lower",
     ),
     "smallest_cluster": evaluation.SMALLEST,
@@ -25,21 +25,21 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
         "lower",
     ),
     "iterations": Metric(
-        "Iterations", "How often the subspace was improved.", kind="count"
+        "Iterations", "How many times the subspace was improved.", kind="count"
     ),
     "passes": Metric(
         "Passes over the rows",
-        "How often k-means went over all rows: a round trip each.",
+        "How many times k-means went over all rows, each time in a round trip.",
         kind="count",
     ),
     "rank": Metric(
         "Directions learned",
-        "How many directions of the kernel's space the clusters are found in.",
+        "Number of directions of the kernel's space in which clusters are sought.",
         kind="count",
     ),
     "products": Metric(
         "Products",
-        "How often the parties multiplied their kernel with vectors.",
+        "How many times the parties multiplied their kernel by vectors.",
         kind="count",
     ),
     "threshold": Metric(
@@ -52,14 +52,14 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
     ),
     "small_share": Metric(
         "Rows in small clusters",
-        "Share of the rows in clusters too small to send a sum of their rows, which "
-        "protects these rows: the centres of such clusters do not move.",
+        "Share of the rows in clusters whose rows are too few to be added up and sent. "
+        "This protects these rows; the centres of such clusters do not move.",
         "lower",
         "share",
     ),
     "clusters": Metric(
         "Clusters",
-        "Number of clusters that the server has chosen, by how far apart they are.",
+        "Number of clusters that the server has chosen, judging by their distances.",
         kind="count",
     ),
 }
@@ -70,8 +70,8 @@ NEW_CLUSTERS: dict[str, Metric] = {
     "test_rows": evaluation.TEST_ROWS,
     "test_loss": Metric(
         "Mean cost of new rows",
-        "Mean squared distance, by the kernel, of new rows to their nearest centres. "
-        "Compare it with the inertia of training over its number of rows.",
+        "Mean squared distance of new rows to their nearest centres, measured by the "
+        "kernel. Compare it with the inertia of training divided by the training rows.",
         "lower",
     ),
 }

@@ -1,4 +1,4 @@
-"""The clusters of new rows by a trained model; each party has its map."""
+"""Assignment of new rows to the clusters of a trained model, by each party's map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vfl_flower.strategies.later import LaterTask, log_clusters
 
 @settings
 class FKKMeansPrediction(LaterTask):
-    """The clusters of new rows, which stay at their parties.
+    """Assignment of new rows to clusters; the rows stay at their parties.
 
     =============  =====================================  ==========================
     round trip     party m sends                          the server learns
@@ -31,15 +31,15 @@ class FKKMeansPrediction(LaterTask):
     predict        nothing                                nothing
     =============  =====================================  ==========================
 
-    For models of split rows, trained with ``cem``: each party has a complete map from
-    rows to clusters, and writes the clusters of its new rows to a file in its
-    ``state-dir``. Not all parties of training need to take part.
+    The task is for models trained with ``cem`` on rows that are split among parties.
+    Each party has a complete map from rows to clusters, and writes the clusters of its
+    new rows to a file in its ``state-dir``. Not all training parties need to take part.
 
     Raises
     ------
     PartyFailed
-        A party has no local model, a local model without a map, or different columns
-        than in training.
+        A party has no local model, its local model has no map, or its columns differ
+        from the training columns.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class FKKMeansPrediction(LaterTask):
         return record_model(run, UsedModel(self.model_id), self.ask(parties))
 
     def ask(self, parties: Parties) -> dict[str, Any]:
-        """Have the parties label their rows; return metrics."""
+        """Have the parties assign their rows to clusters; return metrics."""
         parties.ask(party.predict)
         log_clusters(parties, self.model_id)
         return {"rows": parties.n_rows}
@@ -74,7 +74,7 @@ class FKKMeansPrediction(LaterTask):
 
 @settings
 class FKKMeansEvaluation(FKKMeansPrediction):
-    """What the clusters are worth on new rows: their mean squared distance to centres.
+    """Evaluation of clusters on new rows by their mean squared distance to centres.
 
     =============  =====================================  ==========================
     round trip     party m sends                          the server learns
@@ -84,9 +84,9 @@ class FKKMeansEvaluation(FKKMeansPrediction):
     evaluate       cost of its rows, masked               the sum over the parties
     =============  =====================================  ==========================
 
-    ``test_loss`` is in the space of the embedding, as the ``inertia`` of training over
-    its number of rows. Each party has at least 20 rows, and writes nothing. See
-    :class:`FKKMeansPrediction`.
+    ``test_loss`` is measured in the space of the embedding, like the ``inertia`` of
+    training divided by the number of training rows. Each party needs at least 20 rows,
+    and writes nothing. See :class:`FKKMeansPrediction`.
 
     Examples
     --------
@@ -110,7 +110,7 @@ class FKKMeansEvaluation(FKKMeansPrediction):
         return Terms(("row-sums",))
 
     def ask(self, parties: Parties) -> dict[str, Any]:
-        """Return the mean over the rows of all parties, as metrics."""
+        """Return the mean cost over the rows of all parties, as metrics."""
         N = parties.n_rows
         sums = parties.ask_exactly(party.evaluate.summing(cost=4.0 * N)).sums
         if not 0 <= (cost := float(sums["cost"][0])) < math.inf:

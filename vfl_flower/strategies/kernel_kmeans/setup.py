@@ -1,6 +1,7 @@
 """Settings of kernel k-means, and its first messages: gamma, scaling and seed.
 
-Also the checks of sums over the parties, which cannot show which party is at fault.
+The module also checks sums over the parties. A wrong sum does not show which party is
+at fault.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_ROWS_WITHOUT_CEM = 2**24
-"""Maximum number of rows without the communication mechanism: the server then holds
-vectors of this length."""
+"""Maximum number of rows without the communication mechanism. Without the mechanism,
+the server holds vectors with one element for each row."""
 
 
 class FirstMessage(NamedTuple):
@@ -48,7 +49,7 @@ class FirstMessage(NamedTuple):
     setup: party.Setup
     """The kind of features to draw."""
     seed: bytes
-    """Their seed, encrypted for each party but the first."""
+    """The seed of the features, encrypted for each party except the first."""
 
 
 @contextmanager
@@ -67,7 +68,7 @@ def decomposed(
 
 @settings
 class KernelClustering(JudgedStrategy):
-    """Settings of kernel k-means, and what precedes its iterations."""
+    """Settings of kernel k-means, and the messages before its iterations."""
 
     n_clusters: Natural = 10
     """Number of clusters, k."""
@@ -156,7 +157,7 @@ class KernelClustering(JudgedStrategy):
         """Row sums; with a coreset also embedded rows."""
         if self._sums:
             return Terms(("row-sums",))
-        less = "With clustering='sums' it needs row-sums alone"
+        less = "With clustering='sums' the run needs only row-sums"
         return Terms(("embedded-rows", "row-sums"), less=less)
 
     @property
@@ -210,7 +211,7 @@ class KernelClustering(JudgedStrategy):
         shift: Array | float = 0.0
         if means:
             lost = (variances(N, sum_x, squares) == 0) & (squares > 0)
-            if lost.any():  # constant, or far from 0 for their spread
+            if lost.any():  # constant, or far from 0 relative to their spread
                 shift = np.where(lost, sum_x / N, 0.0)
                 seed, sum_x, squares, fill = _ask_sums(
                     parties, means, squares_by, shift
@@ -250,8 +251,8 @@ def _ask_sums(
 ) -> tuple[bytes, Array, Array, Array | None]:
     """Return the seed for each party, the requested sums (or zeros), and the fill.
 
-    If values are missing, the sums are those after each missing value was replaced by
-    the mean of its column, which is the fill.
+    In the sums, each missing value counts as the mean of its column. The fill consists
+    of these means; it is None if no value is missing.
     """
     names = {"sum_x": means, "sum_squares": bool(squares)}
     wanted: dict[str, float] = {name: LIMB for name, used in names.items() if used}
@@ -271,7 +272,7 @@ def _ask_sums(
     sealed = replies.secrets.get("seed", [None])
     if len(sealed) != len(parties) or sealed[0] is not None:
         sender = sealed.index(None) if len(sealed) == len(parties) else 0
-        reason = "only the first party must draw the seed of the features"
+        reason = "the first party, and no other, must draw the seed of the features"
         raise parties.failure(sender, party.begin, reason)
     sum_x, sum_squares = (join_limbs(limbs) for limbs in sums.values())
     if (sum_squares < 0).any():

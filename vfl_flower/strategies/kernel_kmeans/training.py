@@ -48,22 +48,25 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 Embedding = tuple[Array | None, Array | None]
-"""R of the last iteration; without the communication mechanism H."""
+"""R of the last iteration or, without the communication mechanism, H."""
 
 LARGEST_SQUARE = 2.0
 """Largest square of a random feature, sqrt(2) cos(omega^T x + b)."""
 
 MOVING = 1.0
-"""A run warns if the subspace moves at least so far in the last iteration. On six sets,
-with 2 to 40 iterations, the inertia was then 6 % above the inertia of 160 iterations,
-and 3 % above it where the subspace moved less, as in 22 of 24 runs with 20."""
+"""A run warns if the subspace moves at least this far in the last iteration.
+
+On six data sets, with 2 to 40 iterations, the inertia of such runs was 6 % above the
+inertia after 160 iterations. It was 3 % above if the subspace moved less, as in 22 of
+24 runs with 20 iterations.
+"""
 
 
 @settings
 class FKKMeans(setup.KernelClustering):
-    """Kernel k-means by random features and stochastic proximal gradients.
+    """Kernel k-means with random features and stochastic proximal gradients.
 
-    The parties hold different rows of the same columns; [1] calls them users:
+    The parties hold different rows of the same columns; [1] calls the parties users:
 
     =============  =====================================  ==========================
     round trip     party m sends                          the server learns
@@ -86,9 +89,9 @@ class FKKMeans(setup.KernelClustering):
                    whether it keeps its part
     =============  =====================================  ==========================
 
-    Lanczos asks for products with W_t[m]^T W_t[m] instead, in a round trip each. With
-    ``clustering="coreset"``, the form of [1], two steps take the place of embed and
-    lloyd:
+    With ``eigensolver="lanczos"`` the server requests products with W_t[m]^T W_t[m]
+    instead, each in one round trip. With ``clustering="coreset"``, as in [1], two steps
+    replace embed and lloyd:
 
     =============  =====================================  ==========================
     local          the cost of its own centres            all of it
@@ -97,10 +100,11 @@ class FKKMeans(setup.KernelClustering):
 
     Notes
     -----
-    Differs from [1] in: 1. one message per iteration (``"gram"``), which carries the
-    eigenvectors of the one before; 2. sums over parties under masks; 3. the seed of the
-    features is a secret of the parties; 4. the first iteration and `threshold`; 5. the
-    early stop; 6. k-means on sums (``numerics/summed_kmeans.py``), and the coreset
+    The class differs from [1] in these points: 1. one message per iteration
+    (``"gram"``), which carries the eigenvectors of the previous iteration; 2. sums over
+    the parties under masks; 3. the seed of the features, which is a secret of the
+    parties; 4. the first iteration and `threshold`; 5. the early stop; 6. k-means on
+    sums (``numerics/summed_kmeans.py``), and the coreset
     (``numerics/distributed_kmeans.py``); 7. a map for new rows.
 
     Whoever knows the seed of the run knows the features. With ``masking="plain"`` one
@@ -134,20 +138,21 @@ class FKKMeans(setup.KernelClustering):
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
-        """Return Algorithm 1 of [1], with CEM, as published, but for `settings`.
+        """Return Algorithm 1 of [1], with CEM, as published, except for `settings`.
 
-        Section 6.1 has lambda and gamma, Appendix G the coreset (4000 for Covtype and
-        Smartphone) and T from 10 to 50, here 20. k, s and D differ by data set there;
-        they are the class's defaults, and so are the starts, which [1] does not state.
+        lambda and gamma follow Section 6.1. Appendix G gives the size of the coreset
+        (4000 for Covtype and Smartphone) and T from 10 to 50; T is 20 here. In [1], k,
+        s and D differ by data set, and the number of starts is not stated; all four are
+        the class's defaults here.
         """
         published: dict[str, Any] = {"eigensolver": "lanczos", "threshold": "paper"}
         published |= {"iterations": 20, "subspace_tol": 0.0, "clustering": "coreset"}
         return cls(**published | {"coreset_size": 1000, "gamma": "auto"} | settings)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithm 1, lines 1 to 20."""
+        """Run Algorithm 1, lines 1 to 20."""
         self.check_sizes(parties)
-        if self.seed is not None:  # a warning, since none of the defaults gives one
+        if self.seed is not None:  # a warning, since no default sets a seed
             what = "can compute the rows of the sample"
             if self._sums:
                 what = "knows the features, and which rows are in each sum"
@@ -174,7 +179,7 @@ class FKKMeans(setup.KernelClustering):
         model = self._model(parties, space, gamma)
         model.cluster_centers_ = centers
         sizes = self._assign(parties, model)
-        # The squares of all rows of H add up to its eigenvalues.
+        # The squares in all rows of H add up to the sum of its eigenvalues.
         total_cost = space.eigenvalues.sum() - sum_h @ sum_h / sizes.sum()
         if total_cost > 0:
             more = {"explained": float(1 - model.inertia_ / total_cost)} | more
@@ -195,7 +200,7 @@ class FKKMeans(setup.KernelClustering):
         return record
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Warn if the clusters are no better than one or the subspace still moves."""
+        """Warn if one cluster would be as good, or if the subspace still moves."""
         sentences = super().shortfalls(metrics)
         sentences += evaluation.most_chosen(metrics, self.n_clusters)
         if float(metrics["moved"]) >= MOVING:
@@ -255,7 +260,7 @@ class FKKMeans(setup.KernelClustering):
     def _with_cem(
         self, parties: Parties, run: Run, space: Subspace, start: setup.FirstMessage
     ) -> None:
-        """Lines 6 to 15."""
+        """Run lines 6 to 15 of Algorithm 1."""
         while not self._ends(space):
             bound = space.next_eta * LARGEST_SQUARE * parties.n_rows + space.mass
             products = 1
@@ -268,7 +273,7 @@ class FKKMeans(setup.KernelClustering):
     def _by_gram(
         self, parties: Parties, space: Subspace, bound: float, start: setup.FirstMessage
     ) -> None:
-        """Line 10 in one message."""
+        """Run line 10 in one message."""
         size = space.next_size
         first = not space.t
         triangle = parties.ask_exactly(
@@ -298,7 +303,7 @@ class FKKMeans(setup.KernelClustering):
         bound: float,
         start: setup.FirstMessage,
     ) -> int:
-        """Line 10 by Lanczos, one message per product; return how many."""
+        """Run line 10 by Lanczos, one message per product; return their number."""
 
         def column(product: Array) -> Array:
             if np.abs(product).max() > 2 * bound:
@@ -340,11 +345,11 @@ class FKKMeans(setup.KernelClustering):
     def _without_cem(
         self, parties: Parties, run: Run, space: Subspace, start: setup.FirstMessage
     ) -> Array:
-        """Section 4.1 for all t; return H.
+        """Run Section 4.1 for all t; return H.
 
-        R_t = (1 - eta_t) Z_t + eta_t A_t A_t^T / D, of all N rows. The server holds the
-        eigenvectors of Z_t; a product is two round trips, of D floats from each party
-        and of N floats from all.
+        R_t = (1 - eta_t) Z_t + eta_t A_t A_t^T / D, for all N rows. The server holds
+        the eigenvectors of Z_t. A product takes two round trips: each party sends D
+        floats in the first, and all parties together send N floats in the second.
         """
         N = parties.n_rows
         B = np.zeros((N, 0))
@@ -363,7 +368,7 @@ class FKKMeans(setup.KernelClustering):
             replies = parties.ask(party.expand, g=g)
             rows = replies.each("rows")
             for j, products in enumerate(rows):
-                # At most |a_i| |A^T c|, and these are at most sqrt(2 D), sqrt(2 D N).
+                # At most |a_i| |A^T c|, at most sqrt(2 D) times sqrt(2 D N).
                 if _largest(products) > 2.01 * D * math.sqrt(N):
                     reason = "its products are too large for the features"
                     raise replies.failure(j, reason)
@@ -393,10 +398,10 @@ class FKKMeans(setup.KernelClustering):
     def _by_sums(
         self, parties: Parties, run: Run, space: Subspace, embedding: Embedding
     ) -> tuple[Array, Array, dict[str, Any]]:
-        """Lines 16 to 19: return the centres, the sum of the rows of H, and metrics."""
+        """Run lines 16 to 19; return the centres, the sum of H's rows, and metrics."""
         N, values, (R, H) = parties.n_rows, space.eigenvalues, embedding
         s, mass = len(values), float(values.sum())
-        # The squares of all rows of H add up to its eigenvalues.
+        # The squares in all rows of H add up to the sum of its eigenvalues.
         bound = 2 * math.sqrt(N * mass) + 10 * math.sqrt(mass)
         replies = parties.ask_exactly(clustering.embed.summing(sum_h=bound), R=R, H=H)
         sum_h = replies.sums["sum_h"]
@@ -441,7 +446,7 @@ class FKKMeans(setup.KernelClustering):
     def _by_coreset(
         self, parties: Parties, run: Run, space: Subspace, embedding: Embedding
     ) -> tuple[Array, Array, dict[str, Any]]:
-        """Lines 16 to 19 as in [1]; the points estimate the sum of the rows of H."""
+        """Run lines 16 to 19 as in [1]; the points estimate the sum of H's rows."""
         # Lines 16 and 17.
         k, (R, H) = self.n_clusters, embedding
         replies = parties.ask(clustering.local, n_clusters=k, R=R, H=H)
@@ -454,7 +459,7 @@ class FKKMeans(setup.KernelClustering):
         return centers, weights @ points, {}
 
     def _assign(self, parties: Parties, model: KernelKMeansModel) -> Array:
-        """Line 20: complete the model from the labels; return the cluster sizes."""
+        """Run line 20: complete the model from the labels; return cluster sizes."""
         N = parties.n_rows
         wanted = {"inertia": 4.0 * LARGEST_SQUARE * N, "sizes": float(N)}
         replies = parties.ask_exactly(
@@ -479,7 +484,7 @@ def split_rows(parties: Parties, rows: Array) -> list[Array]:
 def _sample(
     parties: Parties, space: Subspace, shares: Array, n_clusters: int
 ) -> tuple[Array, Array]:
-    """Line 19: return points of the embedding of all parties, and their weights."""
+    """Run line 19: return points of the embedding of all parties, and weights."""
     counts = [int(share) for share in shares]
     replies = parties.ask(clustering.sample, count=each(counts))
     width, mass = len(space.eigenvalues), float(space.eigenvalues.sum())
@@ -488,8 +493,8 @@ def _sample(
         most = n if counts[j] >= n else counts[j] + min(n, n_clusters)
         if points.shape[1] != width or len(points) > most:
             rule = f"at most {most} points of {width} numbers"
-        # The squares of all rows of H add up to its eigenvalues. No weight is above
-        # 2 n_m in size, and they add up to n_m.
+        # The squares in all rows of H add up to the sum of its eigenvalues. No weight
+        # is above 2 n_m in absolute value, and the weights add up to n_m.
         elif _largest(points) > 4 * math.sqrt(mass):
             rule = "points no larger than the embedding allows"
         elif not weights.max() > 0 or _largest(weights) > 3 * n:
