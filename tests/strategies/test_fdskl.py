@@ -717,9 +717,9 @@ def test_rows_and_features_within_the_budget(settings, n, rows, M):
 
 def test_the_trade_names_the_size_and_the_bytes():
     text = FDSKLDirect(bits=16).trade(20_000)
-    assert "16,000 rows with 2,000 features, 64 MB" in text
+    assert "64 MB: the angles of 16,000 rows with 2,000 features" in text
     text = FDSKL().trade(9000)
-    assert "9,000 rows, in 2 batches, with up to 1,500 features, 9 MB" in text
+    assert "9 MB: the angles of 9,000 rows, in 2 batches, with up to 1,500" in text
 
 
 # -- costs -----------------------------------------------------------------------------

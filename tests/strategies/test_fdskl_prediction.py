@@ -292,9 +292,9 @@ def test_another_masking_than_in_training(trained):
         (range(3), {"holders": [7]}, "must name distinct label holders of"),
         (range(3), {"holders": [2, 2]}, "must name distinct label holders of"),
         (range(3), {"holders": []}, "'holders' must be"),
-        (range(3), {"kept": [2]}, "for each label holder it must name a different"),
-        (range(3), {"kept": [0, 1]}, "for each label holder it must name a different"),
-        (range(3), {"kept": [3]}, "for each label holder it must name a different"),
+        (range(3), {"kept": [2]}, "each label holder it must name another party"),
+        (range(3), {"kept": [0, 1]}, "each label holder it must name another party"),
+        (range(3), {"kept": [3]}, "each label holder it must name another party"),
     ],
 )
 def test_a_part_that_was_changed_by_hand(trained, spoiled, change, rule):

@@ -21,13 +21,13 @@ from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.typing import Array
 
 AngleMasking = Literal["circle", "paper"]
-"""How angles are hidden: modulo a turn under masks, or as in Algorithm 3."""
+"""How angles are hidden: by masks modulo a full turn, or as in Algorithm 3."""
 
 CircleBits = Literal[8, 16, 32]
-"""Bits of an angle that parties add under masks."""
+"""Number of bits of an angle that parties add up under masks."""
 
 Bits = CircleBits | Literal["auto"]
-"""The setting: "auto" is 8 where rows come in batches, and otherwise 16."""
+"""The setting: "auto" means 8 if rows come in batches, and 16 otherwise."""
 
 Topology = Literal["star", "ring", "tree"]
 """How sums travel: to the server, along a chain of parties, or along a tree."""
@@ -39,13 +39,13 @@ label."""
 _REAL = Sum(bound=2.0**60, group="plain")
 
 SummedAngles = dict[int, state.SummedRows]
-"""Rows with their summed angles, for each label holder; only it can open them."""
+"""Rows with summed angles by label holder; only this holder can open the angles."""
 
 
 class OverlappedMessage(NamedTuple):
     """One message of :meth:`Angles.overlapped`."""
 
-    request: state.AngleRequest | None  # the angles to give
+    request: state.AngleRequest | None  # the angles to send
     sums: dict[str, Sum]  # over the replies
     at: state.SummedRows  # rows to score
     done: dict[int, state.ScoredRows]  # rows whose scores have arrived, by receiver
@@ -62,11 +62,11 @@ class Angles:
     holders: list[int]
     """Indices of the parties that hold labels."""
     bits: state.Bits
-    """Bits of an angle and of the circle for sums; 64: real turns without masks."""
+    """Bits of an angle and of sums on the circle; 64: real turns without masks."""
     topology: Topology = "star"
     phase_parties: tuple[int, ...] = ()
-    """With shared features, whose phases a second tree removes as in the paper: for
-    each label holder the party whose phase remains. Otherwise empty."""
+    """For each label holder the party whose phase remains, if features are shared and a
+    second tree removes the phases, as in the paper. Otherwise empty."""
     scale: float = 1.0
     """Scale of the labels, if several label holders add up their scores."""
 
@@ -85,24 +85,24 @@ class Angles:
         return {f"angles_{j}": Sum(1.0, self._group, to=j) for j in self.holders}
 
     def scores(self, holder: int) -> dict[str, Sum]:
-        """Return the sum of the label holders' scores, for one of them."""
+        """Return the sum of the label holders' scores to request for `holder`."""
         return {"scores": Sum(_SCORE_BOUND * self.scale, to=holder)}
 
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Request a step of all parties; FederationError if a score is too large."""
+        """Request a step from all; raise FederationError if a score is too large."""
         replies = self.parties.ask(question, *args, **values)
         if replies.clipped:
             raise FederationError(
                 f"absolute scores must be below {_SCORE_BOUND * self.scale:g} so that "
-                f"label holders can add them up, but {replies.clipped} are not: the "
-                "steps are too large, or the labels too far apart"
+                f"label holders can add them up, but {replies.clipped} scores are not: "
+                "the steps are too large, or the labels are too far apart"
             )
         return replies
 
     def summed(self, rows: Array, sealed: Mapping[str, Sealed]) -> SummedAngles:
-        """Return the angles of rows among the sums of a round trip."""
+        """Return the summed angles of `rows` from the sums of a round trip."""
         summed: SummedAngles = {}
         for j in self.holders:
             offsets = opened(sealed[f"offsets_{j}"]) if self.phase_parties else None
@@ -151,9 +151,9 @@ class Angles:
     ) -> Replies[R]:
         """Send `receivers` the scores of the requested rows; return the last replies.
 
-        In a star a message requests angles and the scores of the previous request, and
-        delivers the scores of the request before it. Otherwise `relay` sends angles
-        first.
+        In a star, each message requests angles and the scores for the previous request,
+        and delivers the scores for the request before that. In other topologies,
+        `relay` sends the angles first.
         """
         pending: SummedAngles = {}
         done: dict[int, state.ScoredRows] = {}
@@ -190,7 +190,7 @@ class Angles:
         evaluate: bool,
         curves: bool = False,
     ) -> prediction.KernelAnswer:
-        """Algorithm 2 for `rows`, in blocks; return the last reply of the receiver.
+        """Run Algorithm 2 for `rows`, in blocks; return the receiver's last reply.
 
         The first label holder receives the scores.
         """
@@ -220,7 +220,7 @@ class Angles:
 def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Array]:
     """Cut rows into ceil(bytes of their angles / block) pieces of nearly equal size.
 
-    A piece has at most one row more than the block holds.
+    A piece has at most one row more than a block of `block_bytes` holds.
     """
     check_block(M, bits, block_bytes)
     size = len(rows) * M * bits // 8
@@ -261,7 +261,7 @@ class AngleStrategy(ProtocolStrategy):
     and no other model may."""
 
     auto_bits: ClassVar[CircleBits] = 16
-    """Number of bits that the default of the setting `bits` means."""
+    """Number of bits that ``bits="auto"`` means."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -278,7 +278,7 @@ class AngleStrategy(ProtocolStrategy):
 
     @property
     def angle_bits(self) -> state.Bits:
-        """Number of bits of an angle that the setting means."""
+        """Number of bits of an angle, as the settings determine it."""
         if self.masking == "plain" or self.angle_masking == "paper":
             return 64
         return self.auto_bits if self.bits == "auto" else self.bits
@@ -290,7 +290,7 @@ class AngleStrategy(ProtocolStrategy):
         phase_parties: Sequence[int],
         scale: float = 1.0,
     ) -> Angles:
-        """Return how these label holders receive angles; see :class:`Angles`."""
+        """Return the way these label holders receive angles; see :class:`Angles`."""
         return Angles(
             parties,
             holders,

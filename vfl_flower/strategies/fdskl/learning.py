@@ -1,4 +1,4 @@
-"""Base of the two kinds of kernel learning from summed angles."""
+"""Base class of both kinds of kernel learning from summed angles."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
 
     @property
     def enough_rows(self) -> int | None:
-        """Number of rows with which training and test use up the budget."""
+        """Number of rows with which training and testing use up the budget."""
         products = 8 * self.budget // self.angle_bits
         M = self._first_features(products)
         train = self.rows or max(1, products // M)
@@ -107,7 +107,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         return self.replace(block_bytes=min(block_bytes, self.block_bytes))
 
     def _first_features(self, products: int) -> int:
-        """Return M for a budget in angles, if there are enough rows."""
+        """Return M for a budget of `products` angles, if there are enough rows."""
         return self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
 
     def _split(self, parties: Parties, run: Run) -> tuple[Array, Array]:
@@ -126,7 +126,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         return train, test
 
     def _warn(self, parties: Parties) -> None:
-        """Warn where the label holder learns more than linearly mixed columns."""
+        """Warn if the label holder learns more than linearly mixed columns."""
         if self.seed is not None:
             log.warning(
                 "the run has a seed: whoever knows it knows all parties' features"
@@ -154,7 +154,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     def _bandwidth(self, parties: Parties, rows: Array | None = None) -> float:
         """Return the bandwidth: as given, or from the median distance between `rows`.
 
-        If the angles of `rows` are requested too, no other row is shared.
+        If the run also requests the angles of `rows`, no other row is shared.
         """
         if not isinstance(self.bandwidth, str):
             return self.bandwidth
@@ -196,7 +196,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         return self.angles(parties, setup.holders, kept)
 
     def _check_learned(self, replies: Replies[Any], j: int, *names: str) -> None:
-        """Raise unless label holder j sends these values and valid `columns`."""
+        """Raise unless label holder j sends the named values and valid `columns`."""
         for name in ("columns", *names):
             if name not in replies[j]:
                 raise replies.failure(j, f"its reply lacks {name!r}")

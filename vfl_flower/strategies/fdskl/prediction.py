@@ -21,7 +21,7 @@ from vfl_flower.strategies.fdskl.angles import AngleStrategy
 from vfl_flower.strategies.later import RowPrediction, check_places
 
 _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
-"""Values that are equal in all local models of a model."""
+"""Values that must be equal in all local models of one model."""
 
 
 @settings
@@ -39,15 +39,15 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
     =============  =====================================  ==========================
 
     The first label holder of training, in party order, writes the predictions to a file
-    in its ``state-dir``. Nothing is drawn, so a seed is refused.
+    in its ``state-dir``. No random draws are made, so a seed is refused.
 
     Raises
     ------
     FederationError
-        A party has a different index than in training, or does not take part.
+        A party does not take part, or its index differs from its index in training.
     PartyFailed
-        A party has no local model, a local model that does not match the other local
-        models, or different columns than in training.
+        A party has no local model, its local model does not match the other local
+        models, or its columns differ from the training columns.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
             k == j or k not in everyone
             for k, j in zip(phase_parties, holders, strict=False)
         ):
-            reason = "for each label holder it must name a different party"
+            reason = "for each label holder it must name another party of the run"
             raise parties.failure(0, prediction.part, reason)
         columns = replies[holders[0]]["columns"]
         for j in holders:
@@ -134,12 +134,12 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
 
 @settings
 class FDSKLEvaluation(FDSKLPrediction):
-    """Errors of a model on new rows, by local models that stay at the parties.
+    """Errors of a model on new rows; the local models stay at the parties.
 
-    The same messages as :class:`FDSKLPrediction`. The first label holder of training
-    has the labels of at least 20 new rows, and writes no predictions: it reports their
-    error to the server, with the other metrics that training reports for held-out rows,
-    and the curves if it consents, once a session.
+    The messages are those of :class:`FDSKLPrediction`. The first label holder of
+    training needs the labels of at least 20 new rows, and writes no predictions. It
+    reports their error to the server, with the other metrics that training reports for
+    held-out rows. If it consents, it also reports the curves, once per session.
 
     Examples
     --------
