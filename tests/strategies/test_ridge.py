@@ -1078,7 +1078,7 @@ def test_32_bits_and_a_given_bandwidth():
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"features": "linear"}, "no party has a column that differs"),
+        ({"features": "linear"}, "no party has a column in which at least 20"),
         ({"rows": N + 1}, "rows must be at most 400, .* training rows, got 401"),
     ],
 )

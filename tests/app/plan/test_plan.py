@@ -177,7 +177,7 @@ def test_steps_have_enough_rows_too():
 
 def test_a_plan_says_what_fewer_bytes_cost():
     strategy = vf.SecureRidge(joint_features=4, relevance=False)
-    assert "fewer `joint_features` send less" in str(plan(strategy, SHAPES))
+    assert "To send less, lower `joint_features`" in str(plan(strategy, SHAPES))
 
 
 def test_a_wide_table_is_rehearsed_on_fewer_rows(monkeypatch):

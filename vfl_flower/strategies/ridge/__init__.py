@@ -1,1 +1,1 @@
-"""Ridge on columns that nobody pools: the server's side."""
+"""Ridge regression on columns that nobody pools: the server's side."""

@@ -1,4 +1,4 @@
-"""Predictions for rows by the parties' local models of a ridge model."""
+"""Predictions for new rows by the local models of a ridge model at the parties."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class RidgePrediction(ComputingParties, RowPrediction):
     =============  =====================================  ==========================
 
     The label holder of training writes the predictions to a file in its ``state-dir``.
-    Nothing is drawn, so a seed is refused.
+    No random draws are made, so a seed is refused.
 
     Raises
     ------
     FederationError
-        A party has a different index than in training, or does not take part.
+        A party does not take part, or its index differs from its index in training.
     PartyFailed
-        A party has no local model, a local model that does not match the other local
-        models, or different columns than in training.
+        A party has no local model, its local model does not match the other local
+        models, or its columns differ from the training columns.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
     def _scored(
         self, parties: Parties, roles: Roles, described: Replies[dealing.RidgePartInfo]
     ) -> Measures:
-        """Return the label holder's report on all rows, which are sent in blocks."""
+        """Return the label holder's report on all rows, processed in blocks."""
         local, outputs = described.each("local"), described[roles.first]["outputs"]
         curves = self.evaluates and parties.let("curves", roles.first)
         bits: AngleBits = self.bits
@@ -128,12 +128,12 @@ class RidgePrediction(ComputingParties, RowPrediction):
 
 @settings
 class RidgeEvaluation(RidgePrediction):
-    """Errors of a ridge model on new rows, by local models that stay at the parties.
+    """Errors of a ridge model on new rows; the local models stay at the parties.
 
-    The same messages as :class:`RidgePrediction`. The label holder has the labels of
-    at least 20 new rows, and writes no predictions: it reports their error to the
-    server, with the other metrics that training reports for held-out rows, and the
-    curves if it consents, once a session.
+    The messages are those of :class:`RidgePrediction`. The label holder needs the
+    labels of at least 20 new rows, and writes no predictions. It reports their error to
+    the server, with the other metrics that training reports for held-out rows. If it
+    consents, it also reports the curves, once per session.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Correlated randomness of a ridge model, and the scores of rows."""
+"""Correlated randomness for a ridge model, and the scores of rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Dealing:
     outputs: int
     """K, the number of scores of a row."""
     root: bytes
-    """Secret of the server, if it is the dealer."""
+    """The server's secret, if the server is the dealer."""
     turn: dict[str, Any]
     rows: dict[str, Any]
-    """Randomness for the first step of a round, and of scores."""
+    """Randomness for the first step of scoring; `turn` has it for a round."""
 
     @classmethod
     def of(
@@ -78,7 +78,7 @@ class Dealing:
         name: str,
         multiple: int = 1,
     ) -> dict[str, Any]:
-        """Return the second party's values for cosines; a party sent them as `name`."""
+        """Return the second party's values for cosines; a dealing party sent `name`."""
         if not roles.served:
             return {name: passed_on(hidden, name)}
         made = cosines_of(use, self.root, roles, self.bits, multiple)
@@ -94,7 +94,7 @@ def sums_of_angles(roles: Roles, bits: int) -> dict[str, Sum | float]:
 def summed_angles(
     parties: Parties, roles: Roles, hidden: Replies[Any], *places: int
 ) -> Array:
-    """Return the sums of angles that some parties open, as an argument, if any."""
+    """Return the sums of angles that the parties at `places` open, as an argument."""
     given = places if roles.joint else ()
     sums = {j: opened(hidden.sealed.pop(f"angles_{j}")) for j in given}
     return each_of(parties, sums)
@@ -115,7 +115,7 @@ def score_rows(
 ) -> Measures:
     """Have the label holder open the scores of rows, in three round trips.
 
-    `how` is as :func:`vfl_flower.clients.ridge.scores.scores` has it.
+    `how` is passed to the step :func:`vfl_flower.clients.ridge.scores.scores`.
     """
     first, bits, outputs = roles.first, dealt.bits, dealt.outputs
     hidden = parties.ask(

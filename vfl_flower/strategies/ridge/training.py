@@ -1,4 +1,4 @@
-"""Ridge on columns that nobody pools, from sums of products alone.
+"""Ridge regression on columns that nobody pools, from sums of products only.
 
 [1] D. Beaver, "Commodity-based cryptography", STOC 1997.
 [2] P. Mohassel, Y. Zhang, "SecureML: A System for Scalable Privacy-Preserving Machine
@@ -50,23 +50,24 @@ from vfl_flower.strategies.ridge.scoring import (
 from vfl_flower.typing import Array
 
 FEW_ROWS = 2000
-"""With fewer training rows, a run warns that its error exceeds the error of methods
-that see rows: there is one feature for every four rows."""
+"""With fewer training rows, a run warns that its error may exceed the error of methods
+that see rows, because it has only one feature for every four rows."""
 
 NARROW = 0.75
 """Share of the joint features with half the bandwidth of the median distance; the
 other features have the full bandwidth."""
 
 DENSITY, LEAST_COLUMNS = 0.3, 4
-"""Probability with which an angle uses a column, if that gives enough columns."""
+"""Probability with which an angle uses a column, and the minimum mean number of columns
+of an angle, for which the probability is raised."""
 
 WIDE = 16.0
-"""Bandwidth of joint features of columns scaled by their relevance, before angles are
-multiplied to reach the bandwidth of the median distance."""
+"""Bandwidth of joint features of columns that are scaled by their relevance. Angles are
+then multiplied to reach the bandwidth of the median distance."""
 
 RELEVANT = ((0.7, DENSITY), (0.3, 0.5), (0.3, 1.0))
-"""Bandwidths of these joint features, as factors of `WIDE`, and their minimum
-densities; there are equally many features of each."""
+"""Bandwidths of the joint features of scaled columns, as multiples of `WIDE`, and their
+minimum densities; each pair has an equal share of the features."""
 
 MOST_PILOT = 384
 """Maximum number of angles in the round that shows the relevance of columns."""
@@ -75,20 +76,20 @@ MOST_FEATURES = 2048
 """Maximum number of joint features if the number is not given."""
 
 COLUMNS = 2048
-"""Number of columns for which `MOST_NUMBERS` limits the rows."""
+"""Number of columns that is assumed where `MOST_NUMBERS` limits the rows."""
 
 TARGETS = 16
-"""Columns reserved for targets and the constant, if joint features are given."""
+"""Columns reserved for targets and the constant, if `joint_features` is given."""
 
 MOST_LOCAL = 512
 """Maximum number of local columns of a party."""
 
 MOST_SHARE, MANY_ROWS = 0.5, 12_000
-"""Maximum share of local columns, and the rows at which the share would reach 1: from
-6,000 rows half of the columns are local."""
+"""Maximum share of local columns, and the number of rows at which the share would reach
+1: with 6,000 rows or more, half of the columns are local."""
 
 _BOUND = 2.0**40
-"""First bound on the cumulants of a party's distances, at which they are clipped."""
+"""First bound at which the cumulants of a party's distances are clipped."""
 
 
 @settings
@@ -120,24 +121,25 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     =============  =====================================  ==========================
 
     Values of a row leave a party only under masks. The label holder learns the model,
-    the sums of products of all features, and f(x) of the held-out rows. With
+    the sums of products of all features, and f(x) for the held-out rows. With
     `relevance` each party learns how much the model changes with each of its own
     columns. A dealer that colludes with one of the two computing parties can read the
     features of all rows.
 
     Notes
     -----
-    Products of shares with a dealer's randomness follow [1], and products of matrices
-    [2]; random features over split columns follow [3]. New are the shares of cosines of
-    angles that nobody knows, the single Gram matrix that a party opens, and the rules
-    that keep it from identifying a row.
+    Products of shares with a dealer's randomness follow [1], products of matrices
+    follow [2], and random features over split columns follow [3]. Three elements are
+    new: the shares of cosines of angles that nobody knows, the single Gram matrix that
+    a party opens, and the rules that keep this matrix from identifying a row.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
     experiments only. Two runs with the same seed differ slightly, since shares are
     rounded by private draws.
 
-    ``result.model`` predicts if all parties are in one process (``simulate``).
-    Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
+    ``result.model`` can predict if all parties are in one process (``simulate``).
+    Otherwise a run with ``task="predict"`` makes the predictions, from the local models
+    in the parties' ``state-dir`` folders.
 
     Examples
     --------
@@ -212,7 +214,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
 
     @property
     def repeats(self) -> bool:
-        """False: shares are rounded by private draws."""
+        """False, because shares are rounded by private draws."""
         return False
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -274,9 +276,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     def _prepare(
         self, parties: Parties, task: Task
     ) -> tuple[list[list[int]], int, Array]:
-        """Return how many columns of each kind each party has, K, and cumulants.
+        """Return each party's number of columns of each kind, K, and cumulants.
 
-        K is the number of targets. The cumulants, of distances, are summed.
+        K is the number of targets. The cumulants of distances are summed over parties.
         """
         replies = parties.ask_exactly(
             party.prepare.summing(distances=_BOUND), task=task
@@ -288,15 +290,15 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         kinds: list[list[int]] = replies.each("columns")
         if task.linear and not any(map(any, kinds)):
             raise FederationError(
-                f"no party has a column that differs from its most frequent value in "
-                f"{LEAST_ROWS} rows or more: a linear model would be constant"
+                f"no party has a column in which at least {LEAST_ROWS} rows differ "
+                "from the most frequent value: a linear model would be constant"
             )
         return kinds, outputs, replies.sums["distances"]
 
     def _warn(self, run: Run, used: int, available: int) -> None:
         """Add warnings about rows left out, and about few rows."""
         limit = (
-            f"the features may have at most {MOST_NUMBERS:,} numbers; to use more "
+            f"the features may hold at most {MOST_NUMBERS:,} numbers; to use more "
             "rows, lower the number of features"
         )
         run.warnings += left_out("to train on", used, available, limit)
@@ -304,7 +306,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
             run.warnings.append(
                 f"{used:,} training rows allow few features: with fewer than "
                 f"{FEW_ROWS:,} rows the error may be several times the error of "
-                "FDSKLDirect (which reveals more to the label holder), above all where "
+                "FDSKLDirect (which reveals more to the label holder), especially if "
                 "columns of different parties interact"
             )
 
@@ -315,9 +317,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     def _task(self, n: int, count: int, columns: int) -> Task:
         """Return the targets, rows (few enough for every message) and local columns.
 
-        Local columns get the columns that joint features leave, or a share of the
-        columns that the rows allow: with few rows joint features are worth more, except
-        for the values of columns.
+        There are as many local columns as joint features leave room for, or a share of
+        the columns that the rows allow. With few rows, joint features are worth more
+        than local columns, unless these are the values of columns.
         """
         linear = self.features == "linear"
         # In a linear model a column may have an indicator of its missing values.
@@ -347,7 +349,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     def _joint(
         self, task: Task, columns: int, cumulants: Array, others: int
     ) -> Joint | None:
-        """Return the joint features: as many as the rows allow beside other columns."""
+        """Return the joint features, by default as many as the rows allow."""
         if task.linear and ROWS_PER_COLUMN * others > task.rows:
             raise FederationError(
                 f"rows must be at least {ROWS_PER_COLUMN * others}, {ROWS_PER_COLUMN} "
@@ -365,9 +367,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
             raise FederationError(
                 f"joint_features must leave {ROWS_PER_COLUMN} rows for each of "
                 f"{columns} columns ({others} of single parties and the labels, "
-                f"{columns - others} of all together), {ROWS_PER_COLUMN * columns} in "
-                f"all, got {rows}: lower joint_features, or use more rows or fewer "
-                "columns"
+                f"{columns - others} of all parties together), or "
+                f"{ROWS_PER_COLUMN * columns} rows in all, got {rows}: lower "
+                "joint_features, or use more rows or fewer columns"
             )
         if self.bandwidth != "median":
             return Joint([self.bandwidth], [count], [density], self.bits)
@@ -433,7 +435,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
             **dealt.turn,
             **more,
         )
-        dealt.turn.clear()  # matrices that the parties have now
+        dealt.turn.clear()  # the parties have these matrices now
         if joint is None:
             return products.multiply(parties, roles, hidden), 1, {}
         multiple = 1
@@ -450,13 +452,13 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         return products.multiply(parties, roles, hidden, opened), multiple, frequencies
 
     def trade(self, n_rows: int) -> str:
-        """Explain how a run's bytes grow."""
+        """Explain how the number of bytes that a run sends grows."""
         if self.features == "linear":
             return "The bytes grow with rows times columns."
         return (
-            "The bytes grow with rows times features: fewer `joint_features` send "
-            "less, at a higher error, and `relevance=false` leaves out the first of "
-            "two rounds."
+            "The bytes grow with rows times features. To send less, lower "
+            "`joint_features`, at a higher error, or set `relevance=false`, which "
+            "skips the first of two rounds."
         )
 
 
@@ -468,7 +470,7 @@ def _pilot(joint: Joint) -> Joint:
 
 
 def _relevant(joint: Joint) -> Joint:
-    """Return equally many joint features, of columns scaled by their relevance."""
+    """Return as many joint features of columns scaled by their relevance."""
     few = min(joint.angles, len(RELEVANT))
     counts = [len(part) for part in np.array_split(np.arange(joint.angles), few)]
     bandwidths = [factor * WIDE for factor, _ in RELEVANT[:few]]
@@ -477,7 +479,7 @@ def _relevant(joint: Joint) -> Joint:
 
 
 def _multiple(kernel: Kernel, cumulants: Array) -> int:
-    """Return the factor of angles that turns `WIDE` into the median's bandwidth."""
+    """Return the factor for angles that turns `WIDE` into the median's bandwidth."""
     median = median_of(cumulants)
     if not median > 0:
         return 1
