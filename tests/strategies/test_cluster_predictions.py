@@ -230,7 +230,7 @@ def test_a_party_that_has_left_the_model_gets_no_clusters(trained, tmp_path):
     three = parties(tmp_path)
     simulate(departure(three, tmp_path / "server", model.id, "west"), three)
     strategy = later("mufc", "Prediction", model, tmp_path)
-    with pytest.raises(FederationError, match="'west' is extra"):
+    with pytest.raises(FederationError, match="'west' is not one of them"):
         simulate(strategy, three)
     simulate(strategy, three[:2])
 

@@ -581,7 +581,7 @@ def test_a_connected_party_leaves(parties, folder, settings):
     gone = ordinary(parties[0], model)
     forget(parties[:2], folder, model, gone)
     check(parties, folder, model, gone, left=["west"])
-    with pytest.raises(FederationError, match="'west' is extra"):
+    with pytest.raises(FederationError, match="'west' is not one of them"):
         forget(parties, folder, model, gone)
 
 
@@ -674,7 +674,7 @@ def test_without_new_rows_nothing_is_added(parties, folder, caplog, model):
     before = forget(parties, folder, model, gone)
     contents = files(folder, *(party.state_dir for party in parties))
     result = add(parties, folder, model)
-    assert "no party requests to add rows, or the model has them" in caplog.text
+    assert "no party has asked to add rows that the model lacks" in caplog.text
     assert "1 forgotten rows are still in the parties' files" in caplog.text
     assert result.ledger.round_trips == 2
     assert (result.metrics["added"], result.metrics["rows"]) == (0, 28)
@@ -867,7 +867,7 @@ def test_bins_of_few_rows_are_counted_and_said(parties, folder, training, caplog
     result = train(parties, folder, n_clusters=4, **settings)
     bins = {"bins": 3, "small_bins": 3, "single_bins": 0}
     assert result.metrics.items() >= bins.items()
-    assert "3 of 3 bins have fewer than 20 rows, 0 of them a single one" in caplog.text
+    assert "3 of 3 bins have fewer than 20 rows, 0 of them a single row" in caplog.text
     assert "only 3 bins for 4 clusters" in caplog.text
     assert "lower min_rows_per_bin" in caplog.text
     for _ in range(2):

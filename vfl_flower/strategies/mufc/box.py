@@ -17,26 +17,26 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.typing import Array
 
 Bounds = str | pydantic.SkipValidation[tuple[Any, Any] | Mapping[str, Any]]
-"""A box: a text, lower and upper bounds, or a pair of bounds by column name."""
+"""A box: text, lower and upper bounds, or pairs of bounds by column name."""
 
 OTHERS = "*"
-"""Name for all columns of numbers that a box does not name."""
+"""Name that stands for all columns of numbers that a box does not name."""
 
 INDICATOR = (-3.5, 4.5)
-"""Bounds of a column of 0 and 1 that comes from text, unless the box names the text.
+"""Bounds of a 0/1 column that comes from text, unless the box names the text column.
 
-In the cube 0 and 1 are 1/8 apart. A text column with two equally frequent levels then
-has a variance of 1/128, half the variance (1/64) of a column whose box is eight
-standard deviations wide; with the bounds 0 and 1 the variance would be 1/2, and the
-clusters would be the levels.
+With these bounds, 0 and 1 are 1/8 apart in the cube. A text column with two equally
+frequent levels then has a variance of 1/128. This is half the variance (1/64) of a
+column whose box is eight standard deviations wide. With the bounds 0 and 1 the variance
+would be 1/2, and the clusters would be the levels.
 """
 
 MOST_OF_SPREAD = 0.8
-"""Share of the squares between clusters above which one column dominates them."""
+"""Share of the squares between clusters above which a column dominates the clusters."""
 
 
 def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
-    """Return bounds by column names, if the box has names, or raise ValueError."""
+    """Return bounds by column name, if the box has names, or raise ValueError."""
     if isinstance(box, Mapping):
         pairs = [(name, box[name]) for name in box]
     elif isinstance(box, str) and "=" in box:
@@ -116,7 +116,7 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
             raise FederationError(
                 "box must give bounds for each column of numbers, but has none for "
                 f"column {place} of {parties[0].name!r}, counted from 0 without ids "
-                f"and labels; '{OTHERS}=lower,upper' sets those of all unnamed columns"
+                f"and labels; '{OTHERS}=lower,upper' bounds all unnamed columns"
             )
         pairs += [bounds] * parties.column_widths[column]
     if len(pairs) != d:
@@ -130,9 +130,9 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
 def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list[str]:
     """Return a warning if one column, or the text columns, dominate the clusters.
 
-    `scaled` are the centres in the cube, shape (K, d), and `sizes` the rows n_k of each
-    cluster, shape (K,). A column adds sum_k n_k (c_kj - c_j)^2 to the squares between
-    clusters.
+    `scaled` are the centres in the cube, shape (K, d), and `sizes` the numbers of rows
+    n_k of the clusters, shape (K,). A column adds sum_k n_k (c_kj - c_j)^2 to the
+    squares between clusters.
     """
     widths = [parties.column_widths[column] for column in parties.columns]
     if sum(widths) != scaled.shape[1]:
@@ -142,21 +142,21 @@ def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list
     of_columns = np.array([squares[start:end].sum() for start, end in ends])
     if len(widths) < 3 or not (total := of_columns.sum()) > 0:
         return []
-    advice = "to lower its weight set wider bounds in box, or leave it out of columns"
+    advice = "to lower its weight, widen its bounds in box, or leave it out of columns"
     most = int(of_columns.argmax())
     if of_columns[most] >= MOST_OF_SPREAD * total:
         names = {column_digest(name): repr(name) for name in named_bounds(box)}
         column = parties.columns[most] if parties.columns else ""
         what = names.get(column, f"column {most} (counted from 0)")
         share = of_columns[most] / total
-        return [f"{what} makes up {share:.0%} of how clusters differ: {advice}"]
+        return [f"{what} makes up {share:.0%} of the spread between clusters: {advice}"]
     text = [parties.column_kinds.get(c) == "text" for c in parties.columns]
     if any(text) and not all(text):
         share = of_columns[text].sum() / total
         if share >= MOST_OF_SPREAD:
             return [
-                f"text columns make up {share:.0%} of how clusters differ: name "
-                f"columns in box (bounds {INDICATOR[0]},{INDICATOR[1]} and less weight "
-                "for text), or leave some out of columns"
+                f"text columns make up {share:.0%} of the spread between clusters: name "
+                f"columns in box (text then has bounds {INDICATOR[0]},{INDICATOR[1]}, "
+                "and less weight), or leave some out of columns"
             ]
     return []

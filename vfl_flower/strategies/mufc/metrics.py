@@ -9,26 +9,26 @@ FORGETTING: dict[str, Metric] = {
     "explained": EXPLAINED,
     "inertia": Metric(
         "Objective",
-        "Sum of the squared distances of all rows to their centres, in squared sides "
-        "of the box: clustering minimises this sum.",
+        "Sum of the squared distances of all rows to their centres; each side of the "
+        "box has length 1. Clustering minimises this sum.",
         "lower",
     ),
     "test_rows": TEST_ROWS,
     "test_loss": Metric(
         "Mean cost of new rows",
-        "Mean squared distance of new rows to their nearest centres, in squared sides "
-        "of the box.",
+        "Mean squared distance of new rows to their nearest centres; each side of the "
+        "box has length 1.",
         "lower",
     ),
     "rows": Metric(
         "Rows",
-        "Rows that the model represents or, in a prediction, that got a cluster.",
+        "Rows that the model represents or, in a prediction, assigns to clusters.",
         kind="count",
     ),
     "clients": Metric("Parties", "Parties whose rows the model knows.", kind="count"),
     "version": Metric(
         "Version of the model",
-        "1 after training, plus 1 each time that rows were forgotten or added.",
+        "1 after training, plus 1 each time rows were forgotten or added.",
         kind="count",
     ),
     "removed": Metric(
@@ -36,25 +36,25 @@ FORGETTING: dict[str, Metric] = {
     ),
     "added": Metric(
         "Rows added",
-        "Rows added to the parties' data since, which the model now represents.",
+        "Rows that the parties have added and the model now represents.",
         kind="count",
     ),
     "changed": Metric(
         "Clustered anew",
         "1 if removed or added rows made the server cluster again, and 0 if all "
-        "centres stayed.",
+        "centres stayed the same.",
         kind="count",
     ),
     "pending": Metric(
         "Rows waiting",
-        "Rows that parties have requested to forget or add, waiting for a run.",
+        "Rows that parties have asked to forget or add, but no run has processed.",
         "lower",
         "count",
     ),
     "requests": Metric(
         "Requests",
-        "How many runs have removed or added rows, counted once for each party that "
-        "had requested it.",
+        "Number of runs that removed or added rows, counted once for each party that "
+        "had requested a change.",
         kind="count",
     ),
     "clusters": Metric(
@@ -65,7 +65,7 @@ FORGETTING: dict[str, Metric] = {
     "bins": Metric(
         "Bins",
         "Small boxes that contain the parties' centroids: the server learns which "
-        "boxes, and how many rows each represents.",
+        "boxes these are, and how many rows each box represents.",
         kind="count",
     ),
     "small_bins": Metric(

@@ -1,6 +1,6 @@
-"""The data that the server stores to forget rows: their only reader and writer.
+"""The only reader and writer of the data that the server stores to forget rows.
 
-How versions are committed is in :mod:`vfl_flower.clients.mufc.state`.
+See :mod:`vfl_flower.clients.mufc.state` for how versions are committed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class GlobalClusters:
     version: int
     """Version of the clustering; 0: training is not finished."""
     run: str
-    """The run that saved it."""
+    """The run that saved this version."""
     bins: Array
     """Bins of q that have rows, int64, shape (m, d)."""
     counts: Array
-    """Rows of each bin, int64, shape (m,)."""
+    """Number of rows in each bin, int64, shape (m,)."""
     centers: Array
     """C_s, shape (K, d), in the unit of the data."""
     parties: list[str]
@@ -41,7 +41,9 @@ class GlobalClusters:
     settings: TrainingSettings
     """Settings agreed in training."""
     sizes: Array
-    """Rows of each cluster, int64, shape (K,); empty before `ServerState.describe`."""
+    """Number of rows in each cluster, int64, shape (K,).
+
+    It is empty before `ServerState.describe`."""
     inertia: float
     """The induced objective; NaN before `ServerState.describe`."""
 
@@ -50,7 +52,7 @@ class ServerState(StateFile):
     """The data that the server stores for one model, in the folder of its states.
 
     Each method except `exists` raises ValueError if there is no readable state of this
-    model and format.
+    model in this format.
     """
 
     kind = 0x76666C73  # "vfls"
@@ -71,7 +73,7 @@ class ServerState(StateFile):
         settings: TrainingSettings,
         parties: Sequence[str],
     ) -> ServerState:
-        """Create version 0, with an empty q, or replace an unfinished training."""
+        """Create version 0, with an empty q; an unfinished training run is replaced."""
         state = cls(folder, model)
         with state._new() as db:
             db.execute(
@@ -93,9 +95,10 @@ class ServerState(StateFile):
         named: Sequence[str] = (),
         run: str = "",
     ) -> None:
-        """Overwrite the present version with the next version, which is then valid.
+        """Overwrite the current version with the next version, which is then valid.
 
-        The parties compare its `run`. Raises ValueError if it is not the next version.
+        The parties compare `run` with their own. Raises ValueError if `version` is not
+        the next version.
         """
         packed = [bins.astype("<i8"), counts.astype("<i8"), centers.astype("<f8")]
         version = int(version)  # SQLite does not accept NumPy integers
@@ -126,7 +129,7 @@ class ServerState(StateFile):
             )
 
     def load(self) -> GlobalClusters:
-        """Return the present version."""
+        """Return the current version."""
         with self._open() as db:
             return self._load(db)
 
@@ -148,7 +151,7 @@ class ServerState(StateFile):
             )
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the audit log, oldest first; `changed` is whether q differs."""
+        """Return the audit log, oldest entry first; `changed` says if q changed."""
         log = self._log("time, kind, version, clients AS parties, changed")
         for entry in log:
             entry["parties"] = json.loads(entry["parties"])

@@ -35,15 +35,15 @@ from vfl_flower.strategies.mufc.state import GlobalClusters, ServerState
 log = logging.getLogger("vfl_flower")
 
 NOTHING = {
-    "added": "no party requests to add rows, or the model has them",
-    "removed": "no party requests to forget rows, or they were forgotten before",
+    "added": "no party has asked to add rows that the model lacks",
+    "removed": "no party has asked to forget rows that are not forgotten yet",
 }
 """Messages of a run that adds or forgets no row, by the metric that counts rows."""
 
 
 @settings
 class StateTask(ModelTask, training.MUFCTask):
-    """What the tasks after training have in common: the server's state of the model."""
+    """Base class of the tasks that use the server's state of a trained model."""
 
     server_state: training.StateFolder = dataclasses.field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
@@ -53,7 +53,7 @@ class StateTask(ModelTask, training.MUFCTask):
     lazy_counts = False  # a setting of `MUFCUnlearn` alone
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if not self.server_state:
             raise ValueError(
@@ -72,7 +72,7 @@ class StateTask(ModelTask, training.MUFCTask):
         return self.state.load().settings.columns or ()
 
     def check(self) -> None:
-        """Raise, before any message, if the server has no such model."""
+        """Raise, before any message, if the server has no state of the model."""
         super().check()
         self.state.load()
 
@@ -87,7 +87,7 @@ class StateTask(ModelTask, training.MUFCTask):
     def report(
         self, parties: Parties, run: Run, now: GlobalClusters, metrics: dict[str, Any]
     ) -> ArrayRecord:
-        """Record the unchanged version of the server, and metrics."""
+        """Record the server's unchanged version, with metrics."""
         about = {"version": now.version, "clients": len(parties)}
         return record_model(run, self.known(now), about | metrics)
 
@@ -110,7 +110,7 @@ class StateTask(ModelTask, training.MUFCTask):
             if change < 0:
                 raise FederationError(
                     f"the parties must have at {'least' if adds else 'most'} {rows} "
-                    f"rows, as many as the version before, got {n_rows}: a message was "
+                    f"rows, as in the previous version, got {n_rows}: a message was "
                     "altered"
                 )
         centers = agreed.box.restore(centers)
@@ -159,7 +159,7 @@ class ForgettingTask(StateTask):
     steps: ClassVar[Steps] = (forgetting.forget, party.commit)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithms 3 and 4: the next version, without rows or without parties."""
+        """Run Algorithms 3 and 4 for a version without some rows or some parties."""
         state, leaving = self.state, self.leaving
         before = state.load()
         names = [info.name for info in parties]
@@ -194,7 +194,7 @@ class ForgettingTask(StateTask):
 
 @settings
 class MUFCUnlearn(ForgettingTask):
-    """Forget the rows that the parties request to forget.
+    """Forget the rows that the parties have requested to forget.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -211,8 +211,8 @@ class MUFCUnlearn(ForgettingTask):
     The ids are in ``forget.txt`` in each party's ``state-dir``, which nobody else sees;
     :func:`~vfl_flower.request_changes` writes them there. Messages have the same form
     and size whether a party keeps all its rows, loses some or loses a centroid. The
-    server has the counts before and after, and so their difference: forget 20 rows or
-    more in one run.
+    server knows the counts before and after the run, and so their difference: forget at
+    least 20 rows in one run.
 
     Raises
     ------
@@ -220,10 +220,10 @@ class MUFCUnlearn(ForgettingTask):
         From `start`, before any message: the folder has no state of that model, or
         `lazy_counts` has no effect.
     FederationError
-        The parties that take part are not those of the model.
+        The parties that take part are not the parties of the model.
     PartyFailed
-        An id is not of a row of training, or the data lack rows of training that were
-        not forgotten. Nothing is changed then.
+        An id does not belong to a training row, or the data lack training rows that
+        were not forgotten. In these cases nothing is changed.
 
     Examples
     --------
@@ -247,7 +247,7 @@ class MUFCUnlearn(ForgettingTask):
     question = "Which rows belong together, without the forgotten ones?"
 
     def check(self) -> None:
-        """Raise, before any message, if the model cannot be unlearned like this."""
+        """Raise, before any message, if the settings do not fit the model."""
         super().check()
         if self.lazy_counts and self.state.load().settings.privacy == "none":
             raise ValueError("lazy_counts has no effect with privacy='none', got True")
@@ -257,10 +257,11 @@ class MUFCUnlearn(ForgettingTask):
 class MUFCForgetClient(ForgettingTask):
     """Forget whole parties of a trained model, connected or not.
 
-    A connected party, a "client" of [1], removes its own state, if ``leave.txt`` in its
-    ``state-dir`` names the model (:func:`~vfl_flower.request_changes`). If it is not
-    connected, the counts of the others suffice, each of whose consents must name it:
-    ``changed-parties``. Rows that the others request to forget or to add wait.
+    A connected party (a "client" in [1]) removes its own state if ``leave.txt`` in its
+    ``state-dir`` names the model (:func:`~vfl_flower.request_changes`). If the party is
+    not connected, the counts of the other parties suffice, and the consent of each of
+    them must name the party under ``changed-parties``. Rows that the other parties have
+    requested to forget or to add wait for another run.
 
     Examples
     --------
@@ -284,7 +285,7 @@ class MUFCForgetClient(ForgettingTask):
     question = "Which rows belong together, without those of a party that leaves?"
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if not self.leaving:
             raise ValueError("clients must name the parties to forget, got none")
@@ -297,7 +298,7 @@ class MUFCForgetClient(ForgettingTask):
 
 @settings
 class MUFCAdd(StateTask):
-    """Add the rows that the parties request to add to a trained model.
+    """Add to a trained model the rows that the parties have requested to add.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -311,24 +312,25 @@ class MUFCAdd(StateTask):
     =============  =====================================  ==========================
 
     The ids are in ``add.txt`` in each party's ``state-dir``, which nobody else sees;
-    :func:`~vfl_flower.request_changes` writes them there. A row that was forgotten
-    stays so under its id. The result has the distribution of a training on the old and
-    new rows with the settings of the model: its box, quantisation step and numbers of
-    clusters. Rows of a party that the model does not have need a new training.
+    :func:`~vfl_flower.request_changes` writes them there. A forgotten row stays
+    forgotten under its id. The result has the same distribution as training on the old
+    and new rows with the settings of the model: its box, quantisation step and numbers
+    of clusters. To include rows of a party that the model does not have, train again.
 
     Raises
     ------
     FederationError
-        The parties that take part are not those of the model.
+        The parties that take part are not the parties of the model.
     PartyFailed
-        A new row is outside the box, an id is of no row of the data or comes twice, or
-        the data lack rows of training that were not forgotten. Nothing is changed then.
+        A new row is outside the box, an id belongs to no row of the data or occurs
+        twice, or the data lack training rows that were not forgotten. In these cases
+        nothing is changed.
 
     Notes
     -----
-    [1] has only removals. Here each centroid of a party stays with the probability that
-    a training on the old and new rows would have drawn it among the old ones: see
-    :func:`vfl_flower.numerics.mufc.initialise`.
+    [1] describes only removals. For additions, each centroid of a party stays with the
+    probability that training on the old and new rows would have drawn the centroid
+    from the old rows: see :func:`vfl_flower.numerics.mufc.initialise`.
 
     Examples
     --------
@@ -351,7 +353,7 @@ class MUFCAdd(StateTask):
     steps: ClassVar[Steps] = (forgetting.add, party.commit)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithms 3 and 4, with new rows in the place of removed ones."""
+        """Run Algorithms 3 and 4 with added rows instead of removed rows."""
         before = self.state.load()
         _check_parties([info.name for info in parties], before.parties)
         key = training.new_key(parties, before.settings)
@@ -382,7 +384,7 @@ class ReadingTask(StateTask):
 class MUFCStatus(ReadingTask):
     """Report how much of a model was forgotten; bring parties up to date after a crash.
 
-    Centres, sizes and objective are as the server keeps them.
+    The centres, sizes and objective are those that the server stores.
 
     Examples
     --------
@@ -418,7 +420,7 @@ class MUFCStatus(ReadingTask):
 
 @settings
 class MUFCPrediction(ReadingTask):
-    """The clusters of new rows, which stay at their parties.
+    """Assignment of new rows to clusters; the rows stay at their parties.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -427,16 +429,18 @@ class MUFCPrediction(ReadingTask):
     predict        nothing                                nothing
     =============  =====================================  ==========================
 
-    Each row is assigned to the nearest centre, as by the model's ``predict``, and each
-    party writes its clusters to ``predictions-<model>-<run>.csv`` in its ``state-dir``.
-    Forgotten rows are ignored. Not all parties of the model need to take part.
+    Each row is assigned to the nearest centre, as in the model's ``predict``. Each
+    party writes the clusters of its rows to ``predictions-<model>-<run>.csv`` in its
+    ``state-dir``. Forgotten rows are ignored. Not all parties of the model need to take
+    part.
 
     Raises
     ------
     FederationError
         A party is not one of the model's parties.
     PartyFailed
-        A party has no state of this model, or different columns than in training.
+        A party has no state of this model, or its columns differ from the training
+        columns.
 
     Examples
     --------
@@ -469,7 +473,7 @@ class MUFCPrediction(ReadingTask):
         return self.report(parties, run, now, self.ask(parties, now))
 
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
-        """Have the parties label their rows; return metrics."""
+        """Have the parties assign their rows to clusters; return metrics."""
         parties.ask(
             party.predict,
             model=self.model_id,
@@ -483,7 +487,7 @@ class MUFCPrediction(ReadingTask):
 
 @settings
 class MUFCEvaluation(MUFCPrediction):
-    """What the clusters are worth on new rows: their mean squared distance to centres.
+    """Evaluation of clusters on new rows by their mean squared distance to centres.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -492,13 +496,14 @@ class MUFCEvaluation(MUFCPrediction):
     evaluate       number and cost of its rows, masked    the sums over the parties
     =============  =====================================  ==========================
 
-    ``test_loss`` is in squared sides of the box. Each party has at least 20 rows that
-    the model has not forgotten, and writes nothing. See :class:`MUFCPrediction`.
+    In ``test_loss``, each side of the box has length 1. Each party needs at least 20
+    rows that the model has not forgotten, and writes nothing. See
+    :class:`MUFCPrediction`.
 
     Notes
     -----
-    A malicious server can choose the centres, and single out rows by the costs for many
-    centres: the costs count as ``row-sums``, once per session.
+    A malicious server can choose the centres, and can single out rows by the costs for
+    many centres. Therefore the costs count as ``row-sums``, once per session.
 
     Examples
     --------
@@ -536,18 +541,18 @@ class MUFCEvaluation(MUFCPrediction):
         with training.naming_parties(parties):
             if not (0 < rows <= parties.n_rows and 0 <= cost < math.inf):
                 raise FederationError(
-                    "the rows of the parties and their costs must add up to numbers "
-                    "that are not negative: a message was altered"
+                    "the parties' numbers of rows and their costs do not add up to "
+                    "valid numbers: a message was altered"
                 )
         return {"test_rows": rows, "test_loss": cost / rows}
 
 
 def warn_of_copies(replies: Replies[Any]) -> None:
-    """Warn of forgotten rows in data or (only `forget` reports it) in other models."""
+    """Warn of forgotten rows in data files or, after `forget` only, in other models."""
     in_file, *in_models = replies.sums["totals"][2:].tolist()
     if not all(0 <= count <= party.MOST_ROWS for count in (in_file, *in_models)):
         raise FederationError(
-            "the forgotten rows that are still in the parties' files and models must "
+            "the counts of forgotten rows still in the parties' files and models must "
             "add up to numbers from 0 to 2^40: a message was altered"
         )
     if in_file:
@@ -566,7 +571,7 @@ def warn_of_copies(replies: Replies[Any]) -> None:
 
 
 def parse_names(clients: str | Sequence[str]) -> list[str]:
-    """Return the names of parties; raise ValueError if they are not names."""
+    """Return the names of parties; raise ValueError if an item is not a name."""
     listed = clients.split(",") if isinstance(clients, str) else clients
     if not isinstance(listed, Iterable) or not all(
         isinstance(name, str) for name in listed
@@ -581,7 +586,7 @@ def _check_parties(
     leaving: Sequence[str] = (),
     past: Iterable[str] = (),
 ) -> None:
-    """Raise unless the parties of the model take part; `leaving` ones need not."""
+    """Raise unless the model's parties take part; parties in `leaving` need not."""
     for name in set(leaving) - set(past) - set(parties):
         raise FederationError(
             f"{name!r} must be one of the {len(parties)} parties of the model"
@@ -589,8 +594,8 @@ def _check_parties(
     missing = [name for name in parties if name not in present and name not in leaving]
     extra = [name for name in present if name not in parties and name not in leaving]
     if missing or extra:
-        wrong = f"{missing[0]!r} is missing" if missing else f"{extra[0]!r} is extra"
+        wrong = "missing" if missing else "not one of them"
         raise FederationError(
             f"the {len(parties)} parties of the model, and no others, must take part: "
-            f"{wrong}"
+            f"{(missing + extra)[0]!r} is {wrong}"
         )

@@ -84,7 +84,7 @@ def naming_parties(parties: Parties) -> Iterator[None]:
 
 @settings
 class MUFCTask(ProtocolStrategy):
-    """Base of training and of the tasks after it."""
+    """Base class of training and of the tasks after training."""
 
     model_class = MUFCModel
     explained = FORGETTING
@@ -117,10 +117,10 @@ class MUFCTask(ProtocolStrategy):
         agreed: TrainingSettings,
         key: bytes,
     ) -> tuple[Array, Array, Array]:
-        """Lines 4 to 7 of Algorithm 1: cluster the counts in the parties' replies.
+        """Run lines 4 to 7 of Algorithm 1: cluster the counts in the parties' replies.
 
-        Returns the bins that hold centroids, (m, d); q, their counts in rows, (m,); and
-        the centres C_s, (K, d), in the cube of the box.
+        Returns the bins that hold centroids, (m, d); q, the number of rows of each bin,
+        (m,); and the centres C_s, (K, d), in the cube of the box.
         """
         rng = run.rng("k-means")
         if agreed.privacy == "none":
@@ -133,7 +133,7 @@ class MUFCTask(ProtocolStrategy):
             sizes = np.concatenate(replies.each("sizes")).astype(np.int64)
             if int(sizes.sum()) != _total_rows(replies):
                 raise FederationError(
-                    "the sizes of the clusters of all parties must add up to their "
+                    "the parties' cluster sizes do not add up to their numbers of "
                     "rows: a message was altered"
                 )
             bins, counts = agreed.quantizer.count(points, sizes)
@@ -151,7 +151,7 @@ class MUFCTask(ProtocolStrategy):
             )
         if not len(points):
             raise FederationError(
-                "at least one row must remain: to forget all, remove the model"
+                "at least one row must remain: to forget all rows, remove the model"
             )
         k = agreed.n_clusters
         if agreed.choose_clusters:
@@ -171,7 +171,7 @@ class MUFCTask(ProtocolStrategy):
         run_id: str = "",
         **metrics: Any,
     ) -> ArrayRecord:
-        """Line 9: send the parties the valid version and its centres.
+        """Run line 9: send the parties the valid version and its centres.
 
         Sets the sizes of `model` and, if all parties consent, its objective, and adds
         them to the server's `state`. `run_id` is the run that saved the version, by
@@ -208,7 +208,7 @@ class MUFCTask(ProtocolStrategy):
 
 @settings
 class MUFC(MUFCTask):
-    """Clusters of the rows of many parties, from counts of their quantised centroids.
+    """Clusters of many parties' rows, from counts of the rows' quantised centroids.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -222,30 +222,32 @@ class MUFC(MUFCTask):
     =============  =====================================  ==========================
 
     With ``privacy="none"`` the server learns each party's centroids, which are some of
-    its rows, and their cluster sizes.
+    the party's rows, and the sizes of their clusters.
 
-    Clustering happens in the cube [-1/2, 1/2]^d, to which a box scales the rows: no
-    column counts more than another because of its unit. Centres are in the unit of the
-    data, the objective in squared sides of the box. A seed makes the draws predictable:
-    give one in experiments only.
+    Clustering takes place in the cube [-1/2, 1/2]^d. A box scales the rows to this
+    cube, so that no column counts more than another because of its unit. Centres are in
+    the unit of the data; in the objective, each side of the box has length 1. A seed
+    makes the draws predictable: give a seed in experiments only.
 
     Raises
     ------
     PartyFailed
         A party failed. If it failed in the last round trip, the model is saved, and the
-        message names its id.
+        message names the model's id.
 
     Notes
     -----
-    With ``client_training="init"`` centroids are rows, and each bin reveals that a row
-    of some party is in it. Anyone with candidate rows can find out which of them are
-    centroids, however many rows the bin counts. With "full" and `min_rows_per_bin`,
-    the defaults, a bin holds a mean of several rows of a party. Nothing is
-    differentially private. See ``docs/mufc.md`` for the figures.
+    With ``client_training="init"`` centroids are rows, and each bin reveals that it
+    contains a row of some party. Anyone with candidate rows can find out which of them
+    are centroids, however many rows the bin counts. With the defaults of
+    `client_training` ("full") and `min_rows_per_bin`, a bin holds a mean of several
+    rows of a party. Nothing is differentially private. See ``docs/mufc.md`` for the
+    figures.
 
-    Differs from [1], whose "clients" are the parties: 1. bins are hashed to points of
-    one field, so that d can be large; 2. a removal updates counts; 3. state is kept on
-    disk; 4. parties train completely and merge small clusters, unlike in :meth:`paper`.
+    The class differs from [1], which calls the parties "clients", in four ways: 1. Bins
+    are hashed to points of one field, so that d can be large. 2. A removal updates
+    counts. 3. State is kept on disk. 4. Unlike in :meth:`paper`, parties train
+    completely and merge small clusters.
 
     Examples
     --------
@@ -302,7 +304,7 @@ class MUFC(MUFCTask):
     a `state-dir` and a name."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if not boxes.named_bounds(self.box):
             boxes.parse_box(self.box)
@@ -316,11 +318,11 @@ class MUFC(MUFCTask):
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
-        """Return Algorithms 1 and 2 of [1] as published, but for `settings`.
+        """Return Algorithms 1 and 2 of [1] as published, except for `settings`.
 
         Drawn rows are the centroids (line 2), gamma is 1 / sqrt(n), and bins become
-        uniform points. Bins are hashed, since none of the data of [1] fits `field`
-        "paper". Its Algorithm 4 has ``MUFCUnlearn(lazy_counts=True)``.
+        uniform points. Bins are hashed, because no data set of [1] fits `field`
+        "paper". For Algorithm 4 of [1], use ``MUFCUnlearn(lazy_counts=True)``.
         """
         published: dict[str, Any] = {"client_training": "init", "min_rows_per_bin": 1}
         published |= {"gamma": "auto", "server_points": "uniform", "privacy": "scma"}
@@ -337,13 +339,13 @@ class MUFC(MUFCTask):
             return super().terms
         less = (
             "With client_training='full' and min_rows_per_bin of at least "
-            f"{LEAST_BIN_ROWS} centroids are means, and it needs centroids alone"
+            f"{LEAST_BIN_ROWS}, centroids are means, and the run needs only centroids"
         )
         return replace(super().terms, needs=("rows", "centroids"), less=less)
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the server's data for forgetting rows; None: none."""
+        """Folder of the server's data for forgetting rows; None: no such folder."""
         return Path(self.server_state) if self.server_state else None
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -372,7 +374,7 @@ class MUFC(MUFCTask):
         return rng.uniform(lower, upper, size=(n_rows, n_columns))
 
     def agree(self, parties: Parties) -> TrainingSettings:
-        """Return what server and parties agree on, with what depends on the data."""
+        """Return the settings to agree on, including those that depend on the data."""
         n = parties.n_rows
         lower, upper = boxes.box_of(parties, self.box)
         if self.n_clusters > n:
@@ -401,7 +403,7 @@ class MUFC(MUFCTask):
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithm 1."""
+        """Run Algorithm 1."""
         model = parties.session_id
         log.info("model %s", model)
         agreed = self.agree(parties)
@@ -421,7 +423,7 @@ class MUFC(MUFCTask):
         few = counted_bins(counts)
         if few["small_bins"]:
             log.warning(
-                "%d of %d bins have fewer than %d rows, %d of them a single one: the "
+                "%d of %d bins have fewer than %d rows, %d of them a single row: the "
                 "server can tell whether a row that it knows is in such a bin",
                 few["small_bins"],
                 few["bins"],
@@ -437,8 +439,8 @@ class MUFC(MUFCTask):
                 state.save(1, bins, counts, centers, names, "train", run=model)
         else:
             log.warning(
-                "this model cannot forget: that needs server_state, and the state_dir "
-                "of each party"
+                "this model cannot forget: forgetting needs server_state, and a "
+                "state_dir at each party"
             )
         trained = version_of(model, 1, centers, agreed, stored=state is not None)
         try:
@@ -458,7 +460,7 @@ class MUFC(MUFCTask):
         return record
 
     def give_up(self, parties: Parties, error: Exception) -> None:
-        """Remove the ids of a failed training from the parties."""
+        """Have the parties remove the ids of a failed training run."""
         model = parties.session_id
         state = None if self.folder is None else ServerState(self.folder, model)
         saved = state is not None and state.exists and state.version > 0
@@ -469,7 +471,7 @@ class MUFC(MUFCTask):
 
 
 def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
-    """Have parties remove the state of a failed training; log which may still have it.
+    """Have parties remove the state of a failed training run; log where it may remain.
 
     A party that refused has written nothing; other `failed` nodes are not asked.
     """
@@ -527,10 +529,10 @@ def version_of(
 def worth(model: MUFCModel, agreed: TrainingSettings) -> dict[str, float]:
     """Return the objective and, if centres are means, the share explained.
 
-    From what the server has: with the sum of squares between the clusters, of n_k rows
-    each, sum_k n_k |c_k - c|^2, that of all rows is this and the objective together, if
-    each centre is the mean of its rows. With client_training "full" it is, but for the
-    quantisation; with "init" a mean of drawn rows takes its place.
+    The server computes both without asking the parties. If each centre is the mean of
+    its n_k rows, the total sum of squares is the sum between clusters, sum_k n_k |c_k -
+    c|^2, plus the objective. With client_training "full" each centre is such a mean,
+    except for the quantisation; with "init" it is a mean of drawn rows instead.
     """
     if math.isnan(model.inertia_):
         return {}
@@ -569,7 +571,7 @@ def _inertia(replies: Replies[Any], most: float) -> float:
     inertia = float(join_limbs(replies.sums["cost"])[0])
     if not 0 <= inertia <= 1.01 * most:
         raise FederationError(
-            "the objective must fit rows in the box: a message was altered"
+            "rows in the box cannot have this objective: a message was altered"
         )
     return inertia
 
