@@ -96,7 +96,7 @@ class Alignment(ProtocolStrategy):
     )
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if self.alignment:
             self.check()

@@ -33,7 +33,7 @@ class ModelTask(ProtocolStrategy):
     """Whether the task makes random draws, and so accepts a seed."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         check_model(self.model_id)
         if not self.draws:

@@ -73,7 +73,7 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     labelled = numeric = True
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if self.regularizer != "none" and self.alpha == 0:
             raise ValueError(

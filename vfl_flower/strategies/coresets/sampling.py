@@ -100,7 +100,7 @@ class CoresetStrategy(JudgedStrategy):
     solver = "central"
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if self.check_size and not (self.sampling == "coreset" and self.pools):
             raise ValueError(

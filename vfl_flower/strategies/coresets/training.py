@@ -370,7 +370,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
     evaluation_steps = (party.distances,)
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         size = self.n_clusters if self.size == "auto" else self.size
         if self.sampling != "full" and self.n_clusters > size:

@@ -264,7 +264,7 @@ class AngleStrategy(ProtocolStrategy):
     """Number of bits that ``bits="auto"`` means."""
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if self.masking == "plain":
             check_unused(self, ["angle_masking", "bits"], "masking 'plain'")

@@ -117,7 +117,7 @@ class FDSKL(KernelLearning):
     auto_bits = 8
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if _number(self.step, 0.0) * _number(self.regularization, 0.0) > 1:
             raise ValueError(
@@ -350,7 +350,7 @@ class FDSKLDirect(KernelLearning):
     )
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if self.target == "continuous":
             check_unused(self, ["class_weight"], "target 'continuous'")

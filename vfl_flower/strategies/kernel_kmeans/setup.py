@@ -121,7 +121,7 @@ class KernelClustering(JudgedStrategy):
     fills = True
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if self.n_components < self.n_clusters:
             raise ValueError(

@@ -196,7 +196,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     evaluation_steps = (scores.rows, scores.products, scores.scores)
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if the settings do not fit together."""
         super().__post_init__()
         if self.rows == 1:
             raise ValueError("rows must be 0 or at least 2, got 1")
