@@ -155,8 +155,8 @@ def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list
         share = of_columns[text].sum() / total
         if share >= MOST_OF_SPREAD:
             return [
-                f"text columns make up {share:.0%} of the spread between clusters: name "
+                f"text makes up {share:.0%} of the spread between clusters: name "
                 f"columns in box (text then has bounds {INDICATOR[0]},{INDICATOR[1]}, "
-                "and less weight), or leave some out of columns"
+                "and less weight), or leave text columns out of columns"
             ]
     return []
