@@ -565,7 +565,7 @@ def test_a_size_that_all_rows_have_is_a_warning(solver):
     )
     (warning,) = drawn.warnings
     assert "all of them (sampling 'full', or size 'auto') takes fewer round" in warning
-    assert ("come to the server" in warning) == (solver == "central")
+    assert ("server sees most rows" in warning) == (solver == "central")
     assert every.ledger.round_trips < drawn.ledger.round_trips
     assert not [*every.warnings, *one_less.warnings]
 

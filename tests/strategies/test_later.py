@@ -42,7 +42,7 @@ def test_predictions_stay_and_an_evaluation_is_recorded(kind, caplog):
         line = f"7 predictions are at 'south', in {FILE} in its state-dir"
         assert caplog.messages[0] == line
     assert (
-        caplog.messages[-1] == f"the clusters are in {FILE} of each party's state-dir"
+        caplog.messages[-1] == f"the clusters are in {FILE} in each party's state-dir"
     )
 
 

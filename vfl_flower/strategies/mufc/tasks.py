@@ -36,7 +36,7 @@ log = logging.getLogger("vfl_flower")
 
 NOTHING = {
     "added": "no party has asked to add rows that the model lacks",
-    "removed": "no party has asked to forget rows that are not forgotten yet",
+    "removed": "no party has asked to forget rows that were not forgotten before",
 }
 """Messages of a run that adds or forgets no row, by the metric that counts rows."""
 
