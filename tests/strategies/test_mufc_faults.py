@@ -133,7 +133,7 @@ CHANGES = {
     "mask missing": of_party(1, message=np.zeros_like),
 }
 REASONS = (
-    "the rows of the parties must add up to a number from 0 to 2.40: a message was|"
+    "the rows of the parties do not add up to a number from 0 to 2.40: a message |"
     "counts of all parties must add up|must hold at most|must hash to its point|"
     "numbers within their bound"
 )
@@ -230,11 +230,11 @@ def test_faulty_replies_end_with_a_sentence(three, server, name):
 @pytest.mark.parametrize("sizes", [[20.0, 8.0], [30.0, -1.0]])
 def test_sizes_of_clusters_add_up_to_the_rows(sizes):
     replies = SimpleNamespace(sums={"sizes": np.array(sizes)})
-    with pytest.raises(FederationError, match="must add up to 29, the number of rows"):
+    with pytest.raises(FederationError, match="not add up to 29, the number of rows"):
         training._sizes(replies, 29)
 
 
-COPIES = "files and models must add up to numbers from 0 .*north, south, west"
+COPIES = "files and models do not add up to numbers from 0 .*north, south, west"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ class Alignment(ProtocolStrategy):
             raise ValueError(f"{NAME_RULE}, got {self.alignment[:70]!r}")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Compare the encrypted lists, and send each party its rows in common order."""
+        """Compare encrypted lists, and send each party its rows in the common order."""
         lists = self._lists(parties, [info.n_rows for info in parties])
         try:
             held, counts, common, positions = overlaps(lists)
@@ -167,7 +167,7 @@ class Alignment(ProtocolStrategy):
         return lists
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the common rows of each party."""
+        """Add each party's common rows to the model."""
         assert isinstance(model, AlignmentModel)
         rows = [memory.remembered("rows") for memory in memories]
         model.rows_ = [places for places in rows if places is not None]

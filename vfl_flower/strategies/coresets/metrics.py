@@ -101,7 +101,7 @@ CLUSTERS: dict[str, Metric] = {
     "tau": Metric(
         "How much one party's columns reveal about distances",
         "At least 1. A small number means that one party's columns reveal which rows "
-        "are near each other. If it is large, the method gives no guarantee.",
+        "are near each other. If the number is large, the method gives no guarantee.",
         "lower",
     ),
 }

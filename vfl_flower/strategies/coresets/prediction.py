@@ -149,7 +149,7 @@ class CoresetEvaluation(CoresetPrediction):
     Notes
     -----
     Curves reveal means over bins of predictions. Since the server sends the model, the
-    predictions can be a column of any party, so all parties must consent.
+    predictions can equal a column of any party, so all parties must consent.
 
     A malicious server can send the parties a different model before each evaluation.
     The errors of many models reveal the labels and rows, so the label holder counts

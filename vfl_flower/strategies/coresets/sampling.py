@@ -52,7 +52,7 @@ class Coreset:
 
 
 AUTO_ROWS, AUTO_PER_COLUMN = 2000, 50
-"""Rows of a coreset of size "auto": the minimum, and the number for each column.
+"""Rows of a coreset of size "auto": the minimum number, and the number per column.
 
 With d columns and m rows, the expected loss is about 1 + d / m times the loss with
 all rows.

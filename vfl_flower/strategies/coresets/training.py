@@ -137,7 +137,7 @@ class CoresetVRLR(LinearStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Also coefficients unless rows are pooled, and what an evaluation needs."""
+        """Also coefficients unless rows are pooled, and the kinds for an evaluation."""
         kinds, less = {*super().terms.needs}, ""
         if self.solver == "gram" and self.sampling != "coreset":
             kinds = set()  # no value of a row leaves a party
@@ -171,7 +171,7 @@ class CoresetVRLR(LinearStrategy):
         return sentences + super().shortfalls(metrics)
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add each party's bounds for outlying rows, if all are in this process."""
+        """Add the bounds at which each party clips rows, if all are in this process."""
         assert isinstance(model, LinearModel)
         clips = {f"clip_{j}": m.remembered("clip") for j, m in enumerate(memories)}
         model.clips = {k: v for k, v in clips.items() if v is not None and len(v)}
@@ -235,7 +235,7 @@ class CoresetVRLR(LinearStrategy):
             raise FederationError(
                 f"with solver 'gram' size must be at least {least} ({ROWS_PER_COLUMN} "
                 f"rows for each column: {held}, and the labels), got {size} of {n} "
-                f"training rows; a Gram matrix of fewer would reveal rows: {advice}"
+                f"training rows; a Gram matrix of fewer rows reveals rows: {advice}"
             )
 
     def fewest_rows(self, columns: int) -> int:
@@ -451,7 +451,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
         return record_model(run, KMeansModel(C_j, model_id, sizes), metrics)
 
     def _full_cost(self, parties: Parties, C_j: list[Array], n: int) -> float:
-        """Return the mean squared distance of all training rows to nearest centres."""
+        """Return all training rows' mean squared distance to their nearest centres."""
         spread = sum(float(C.var(axis=0).sum()) for C in C_j)
         block, total = max(1, sampling.MESSAGE_NUMBERS // self.n_clusters), 0.0
         for start in range(0, n, block):

@@ -39,7 +39,7 @@ label."""
 _REAL = Sum(bound=2.0**60, group="plain")
 
 SummedAngles = dict[int, state.SummedRows]
-"""Rows with summed angles by label holder; only this holder can open the angles."""
+"""For each label holder, rows with summed angles that only this holder can open."""
 
 
 class OverlappedMessage(NamedTuple):

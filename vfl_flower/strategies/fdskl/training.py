@@ -42,7 +42,7 @@ PUBLISHED_STEPS = 32
 
 @settings
 class FDSKL(KernelLearning):
-    """Published kernel learning with random features over split columns.
+    """The published algorithm: kernel learning with random features of split columns.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -71,11 +71,12 @@ class FDSKL(KernelLearning):
 
     Notes
     -----
-    The class differs from [1], also if made by :meth:`paper`, in two points: 1. It has
-    an intercept. 2. With ``angle_masking="paper"``, the party whose phase remains is
+    The class, even as made by :meth:`paper`, differs from [1] in two ways: 1. It has an
+    intercept. 2. With ``angle_masking="paper"``, the party whose phase remains is
     picked once for each label holder, not at each call, because a new phase would make
-    a different feature. By default the class also has: 3. ``angle_masking="circle"``,
-    with private features; 4. blocks of instances and features; 5. ``step="implicit"``.
+    a different feature. The defaults differ from [1] in three more ways: 3.
+    ``angle_masking="circle"``, with private features; 4. blocks of instances and
+    features; 5. ``step="implicit"``.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
     experiments only.
@@ -134,7 +135,7 @@ class FDSKL(KernelLearning):
         Each iteration uses one row and one feature, and Algorithm 3 adds up angles
         along trees, in one process only. [1] does not state the number of iterations,
         gamma or lambda. Here there are 1000 iterations, and lambda is 1 / n. gamma is
-        0.1, which of the values from 0.016 to 8 has about the lowest test errors on six
+        0.1, which has about the lowest test errors of the values from 0.016 to 8 on six
         data sets.
         """
         T = settings.get("iterations", 1000)
@@ -144,7 +145,7 @@ class FDSKL(KernelLearning):
 
     @property
     def terms(self) -> Terms:
-        """With several label holders also predictions."""
+        """Angles and, with several label holders, also predictions."""
         terms = super().terms
         return replace(terms, wants=("predictions", *terms.wants))
 
@@ -245,7 +246,7 @@ class FDSKL(KernelLearning):
 
     @staticmethod
     def _area(batches: list[int]) -> int:
-        """Return the number of angles of a run, for one new feature per iteration."""
+        """Return the number of angles of a run with one new feature per iteration."""
         return sum(rows * (t + 1) for t, rows in enumerate(batches))
 
     def _train(

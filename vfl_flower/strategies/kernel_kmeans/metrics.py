@@ -52,14 +52,14 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
     ),
     "small_share": Metric(
         "Rows in small clusters",
-        "Share of the rows in clusters whose rows are too few to be added up and sent. "
-        "This protects these rows; the centres of such clusters do not move.",
+        "Share of the rows in clusters that are too small for a sum of their rows to "
+        "be sent. This protects the rows, but such clusters' centres do not move.",
         "lower",
         "share",
     ),
     "clusters": Metric(
         "Clusters",
-        "Number of clusters that the server has chosen, judging by their distances.",
+        "Number of clusters that the server has chosen by the distances between them.",
         kind="count",
     ),
 }

@@ -74,7 +74,7 @@ class FKKMeansPrediction(LaterTask):
 
 @settings
 class FKKMeansEvaluation(FKKMeansPrediction):
-    """Evaluation of clusters on new rows by their mean squared distance to centres.
+    """Evaluation of clusters by the mean squared distance of new rows to centres.
 
     =============  =====================================  ==========================
     round trip     party m sends                          the server learns

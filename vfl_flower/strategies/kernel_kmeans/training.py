@@ -66,7 +66,7 @@ inertia after 160 iterations. It was 3 % above if the subspace moved less, as in
 class FKKMeans(setup.KernelClustering):
     """Kernel k-means with random features and stochastic proximal gradients.
 
-    The parties hold different rows of the same columns; [1] calls the parties users:
+    The parties hold different rows of the same columns; [1] calls the parties users.
 
     =============  =====================================  ==========================
     round trip     party m sends                          the server learns

@@ -36,7 +36,7 @@ MOST_OF_SPREAD = 0.8
 
 
 def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
-    """Return bounds by column name, if the box has names, or raise ValueError."""
+    """Return bounds by column name (none if it has no names), or raise ValueError."""
     if isinstance(box, Mapping):
         pairs = [(name, box[name]) for name in box]
     elif isinstance(box, str) and "=" in box:

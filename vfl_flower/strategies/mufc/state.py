@@ -31,7 +31,7 @@ class GlobalClusters:
     run: str
     """The run that saved this version."""
     bins: Array
-    """Bins of q that have rows, int64, shape (m, d)."""
+    """Nonempty bins of q, int64, shape (m, d)."""
     counts: Array
     """Number of rows in each bin, int64, shape (m,)."""
     centers: Array
@@ -39,7 +39,7 @@ class GlobalClusters:
     parties: list[str]
     """Names of the parties whose rows are in q."""
     settings: TrainingSettings
-    """Settings agreed in training."""
+    """Settings that the parties agreed to in training."""
     sizes: Array
     """Number of rows in each cluster, int64, shape (K,).
 

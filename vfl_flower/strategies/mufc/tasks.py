@@ -154,7 +154,7 @@ class StateTask(ModelTask, training.MUFCTask):
 
 @settings
 class ForgettingTask(StateTask):
-    """A task that forgets rows, or parties."""
+    """A task that forgets rows or parties."""
 
     steps: ClassVar[Steps] = (forgetting.forget, party.commit)
 
@@ -487,7 +487,7 @@ class MUFCPrediction(ReadingTask):
 
 @settings
 class MUFCEvaluation(MUFCPrediction):
-    """Evaluation of clusters on new rows by their mean squared distance to centres.
+    """Evaluation of clusters by the mean squared distance of new rows to centres.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -552,8 +552,8 @@ def warn_of_copies(replies: Replies[Any]) -> None:
     in_file, *in_models = replies.sums["totals"][2:].tolist()
     if not all(0 <= count <= party.MOST_ROWS for count in (in_file, *in_models)):
         raise FederationError(
-            "the counts of forgotten rows still in the parties' files and models must "
-            "add up to numbers from 0 to 2^40: a message was altered"
+            "the counts of forgotten rows in the parties' files and models do not add "
+            "up to numbers from 0 to 2^40: a message was altered"
         )
     if in_file:
         log.warning(

@@ -56,8 +56,8 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 StateFolder = Annotated[str | Path | None, InOutputDir("state")]
-"""Folder of the server's states; empty: none, or in a run config
-``output-dir``/state."""
+"""Folder of the server's states. If it is empty, there is no such folder or, in a run
+config, it is ``output-dir``/state."""
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
@@ -65,7 +65,7 @@ ABANDON = 60.0
 """Maximum seconds to wait for each party when training is abandoned."""
 
 SMALL_BIN = 20
-"""Bins with fewer rows are counted in the results and in a warning."""
+"""Bins with fewer rows than this are counted in the results and in a warning."""
 
 
 @contextmanager
@@ -208,7 +208,7 @@ class MUFCTask(ProtocolStrategy):
 
 @settings
 class MUFC(MUFCTask):
-    """Clusters of many parties' rows, from counts of the rows' quantised centroids.
+    """Clusters of rows at many parties, from counts of quantised local centroids.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -560,8 +560,8 @@ def _total_rows(replies: Replies[Any]) -> int:
     rows, behind = replies.sums["totals"][:2].tolist()
     if not (0 <= rows <= party.MOST_ROWS and 0 <= behind <= len(replies)):
         raise FederationError(
-            "the rows of the parties must add up to a number from 0 to 2^40: a message "
-            "was altered"
+            "the rows of the parties do not add up to a number from 0 to 2^40: a "
+            "message was altered"
         )
     return int(rows)
 
@@ -571,7 +571,7 @@ def _inertia(replies: Replies[Any], most: float) -> float:
     inertia = float(join_limbs(replies.sums["cost"])[0])
     if not 0 <= inertia <= 1.01 * most:
         raise FederationError(
-            "rows in the box cannot have this objective: a message was altered"
+            "the objective does not fit rows in the box: a message was altered"
         )
     return inertia
 
@@ -581,7 +581,7 @@ def _sizes(replies: Replies[Any], n_rows: int) -> Array:
     sizes = np.rint(replies.sums["sizes"])
     if not (sizes >= 0).all() or sizes.sum() != n_rows:
         raise FederationError(
-            f"the sizes of the clusters must add up to {n_rows}, the number of rows: a "
-            "message was altered"
+            f"the sizes of the clusters do not add up to {n_rows}, the number of rows: "
+            "a message was altered"
         )
     return sizes.astype(np.int64)

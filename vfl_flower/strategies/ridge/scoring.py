@@ -38,7 +38,7 @@ class Dealing:
     """The server's secret, if the server is the dealer."""
     turn: dict[str, Any]
     rows: dict[str, Any]
-    """Randomness for the first step of scoring; `turn` has it for a round."""
+    """Randomness for the step ``rows``; `turn` holds randomness for ``hide_rows``."""
 
     @classmethod
     def of(
@@ -78,7 +78,7 @@ class Dealing:
         name: str,
         multiple: int = 1,
     ) -> dict[str, Any]:
-        """Return the second party's values for cosines; a dealing party sent `name`."""
+        """Return the second party's cosines; a dealing party sends them as `name`."""
         if not roles.served:
             return {name: passed_on(hidden, name)}
         made = cosines_of(use, self.root, roles, self.bits, multiple)

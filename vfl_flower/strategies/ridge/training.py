@@ -58,8 +58,8 @@ NARROW = 0.75
 other features have the full bandwidth."""
 
 DENSITY, LEAST_COLUMNS = 0.3, 4
-"""Probability with which an angle uses a column, and the minimum mean number of columns
-of an angle, for which the probability is raised."""
+"""Probability with which an angle uses a column, and the minimum number of columns that
+an angle uses on average; the probability is raised to reach this minimum."""
 
 WIDE = 16.0
 """Bandwidth of joint features of columns that are scaled by their relevance. Angles are
@@ -70,13 +70,13 @@ RELEVANT = ((0.7, DENSITY), (0.3, 0.5), (0.3, 1.0))
 minimum densities; each pair has an equal share of the features."""
 
 MOST_PILOT = 384
-"""Maximum number of angles in the round that shows the relevance of columns."""
+"""Maximum number of angles in the round that determines the columns' relevance."""
 
 MOST_FEATURES = 2048
 """Maximum number of joint features if the number is not given."""
 
 COLUMNS = 2048
-"""Number of columns that is assumed where `MOST_NUMBERS` limits the rows."""
+"""Number of columns assumed in limiting the rows by `MOST_NUMBERS`."""
 
 TARGETS = 16
 """Columns reserved for targets and the constant, if `joint_features` is given."""
@@ -296,7 +296,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         return kinds, outputs, replies.sums["distances"]
 
     def _warn(self, run: Run, used: int, available: int) -> None:
-        """Add warnings about rows left out, and about few rows."""
+        """Add warnings about rows left out and about too few rows."""
         limit = (
             f"the features may hold at most {MOST_NUMBERS:,} numbers; to use more "
             "rows, lower the number of features"
@@ -319,7 +319,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
 
         There are as many local columns as joint features leave room for, or a share of
         the columns that the rows allow. With few rows, joint features are worth more
-        than local columns, unless these are the values of columns.
+        than local columns, except for value columns.
         """
         linear = self.features == "linear"
         # In a linear model a column may have an indicator of its missing values.
@@ -463,7 +463,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
 
 
 def _pilot(joint: Joint) -> Joint:
-    """Return the joint features of the round that shows the relevance of columns."""
+    """Return the joint features of the round that determines columns' relevance."""
     share = min(1.0, MOST_PILOT / joint.angles)
     counts = [max(1, int(share * count)) for count in joint.counts]
     return replace(joint, counts=counts)
