@@ -43,8 +43,8 @@ class Alignment(ProtocolStrategy):
                     key, sealed for party j + 1
     encrypt_points  the list of party j - 1 under one     nothing; from the last one
     (T - 1 times)   more key, sealed for party j + 1;     the size of the intersection
-                    at last to the server                 of every subset of parties
-    keep_order      whether it has kept the order         that
+                    the last time for the server          of every subset of parties
+    keep_order      whether it has kept the order         all of it
     ==============  ====================================  ============================
 
     A party learns how many ids each other party has, and which of its own ids all

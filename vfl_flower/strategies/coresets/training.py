@@ -61,12 +61,12 @@ class CoresetVRLR(LinearStrategy):
     .. with rows   its columns of S, its labels           all of them (``central``)
     .. each step   A_j s_j, masked                        only sums (``cg``, ``saga``)
     coefficients   theta_j (``cg``, ``saga``)             the model
-    columns        a basis of A_j under masks, for two    nothing (``gram``)
-                   parties that compute
+    columns        a basis of A_j under masks, for the    nothing (``gram``)
+                   two computing parties
     multiply       a share of the sums of products, for   nothing
                    the label holder
     solve          the label holder alone: theta, loss    the model (``gram``)
-    held_out       X_j theta_j of rows held out, masked:  nothing
+    held_out       X_j theta_j of held-out rows, masked:  nothing
                    only the label holder can open f(x)
     errors         the label holder alone: the errors     the errors
     =============  =====================================  ==========================

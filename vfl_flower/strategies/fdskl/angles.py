@@ -49,7 +49,7 @@ class OverlappedMessage(NamedTuple):
     sums: dict[str, Sum]  # over the replies
     at: state.SummedRows  # rows to score
     done: dict[int, state.ScoredRows]  # rows whose scores have arrived, by receiver
-    size: int  # number of rows for which to send addends of the scores
+    size: int  # number of rows whose scores are to be added up
     last: bool
     learn: bool  # whether a label holder has complete scores of some rows
 

@@ -34,8 +34,9 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
     hello          name, sizes, key                       all of it
     part           place, kernel, bandwidth, sizes,       all of it
                    label holders, scale of labels
-    answer         angles; one of several label holders   nothing
-                   also its part of the scores; masked
+    answer         angles; with several label holders,    nothing
+                   each of them also its contribution to
+                   the scores; masked
     =============  =====================================  ==========================
 
     The first label holder of training, in party order, writes the predictions to a file

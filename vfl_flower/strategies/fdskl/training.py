@@ -48,17 +48,18 @@ class FDSKL(KernelLearning):
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, number of labels, key     all of it
-    distances      its part of distances between rows,    nothing: only the label
-                   masked                                 holder can open the sum
+    distances      its contribution to distances between  nothing: only the label
+                   rows, masked                           holder can open the sum
     bandwidth      the label holder: their median         the bandwidth
-    start          label holders: numbers of their        the rows' numbers
-                   instances, columns of f, and the
-                   scale of labels (a power of two)
-    iterate        omega_j^T x_j + b_j; one of several    nothing
-                   label holders also its part of the
-                   scores; masked; at last whether it
-                   keeps its part
-    answer         the same for rows held out; then the   the mean error, the
+    start          label holders: row numbers of their    the rows' numbers
+                   instances, number of f's columns, and
+                   the scale of labels (a power of two)
+    iterate        omega_j^T x_j + b_j; with several      nothing
+                   label holders, each of them also its
+                   contribution to the scores; masked;
+                   in the last round trip also whether
+                   it keeps its local model
+    answer         the same for held-out rows; then the   the mean error, the
                    first label holder: their mean error   curves
                    and number, and curves if it consents
     =============  =====================================  ==========================
@@ -308,15 +309,16 @@ class FDSKLDirect(KernelLearning):
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, number of labels, key     all of it
-    distances      its part of distances between rows,    nothing: only the label
-                   masked                                 holder can open the sum
+    distances      its contribution to distances between  nothing: only the label
+                   rows, masked                           holder can open the sum
     bandwidth      the label holder: their median         the bandwidth
     angles         omega_j^T x_j + b_j, masked            nothing
     fit            the label holder: a cross-validation   the score, and lambda
                    score, lambda, number of classes,
                    bandwidth, whether it converged;
-                   each party whether it keeps its part
-    answer         angles of rows held out; then the      the mean error, the
+                   each party: whether it keeps its
+                   local model
+    answer         angles of held-out rows; then the      the mean error, the
                    label holder: their mean error         curves
                    and number, and curves if it consents
     =============  =====================================  ==========================

@@ -76,7 +76,7 @@ class FKKMeans(setup.KernelClustering):
     begin          sums of its columns and of squares,    the sums over parties
                    and counts of missing values if any
                    party has some, masked; the first
-                   party a seed for all others,
+                   party: a seed for all other parties,
                    encrypted
     gram           W_t[m]^T W_t[m], masked                the sum over parties
     (T times)
@@ -86,7 +86,7 @@ class FKKMeans(setup.KernelClustering):
                    the clusters of 20 rows or more,
                    masked
     assign         inertia and cluster sizes, masked;     the sums over parties
-                   whether it keeps its part
+                   whether it keeps its local model
     =============  =====================================  ==========================
 
     With ``eigensolver="lanczos"`` the server requests products with W_t[m]^T W_t[m]
@@ -385,7 +385,7 @@ class FKKMeans(setup.KernelClustering):
             with setup.decomposed(parties, party.expand, space):
                 pairs = lanczos(multiply, vector, cut, known, rng=rng, at_least=least)
                 # v_i = W_t^T u_i / sqrt(lambda_i), of which `movement` needs only the
-                # rows that belong to B_t. The trace of A A^T / D is N in the mean.
+                # rows that belong to B_t. The trace of A A^T / D is N on average.
                 count = above_rounding(pairs.values, N)
                 values, U = pairs.values[:count], pairs.vectors[:, :count]
                 V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)

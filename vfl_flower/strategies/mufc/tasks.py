@@ -50,7 +50,7 @@ class StateTask(ModelTask, training.MUFCTask):
 
     resumable = False  # the state decides
     draws = True
-    lazy_counts = False  # a setting of `MUFCUnlearn` alone
+    lazy_counts = False  # a setting of `MUFCUnlearn` only
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if the settings do not fit together."""
@@ -203,8 +203,8 @@ class MUFCUnlearn(ForgettingTask):
     forget         as in training; number of rows,        the sums over parties: of
                    whether its file of clusters is        counts after the removal,
                    missing, how many forgotten rows its   so the rows removed, and
-                   data have, and how many ids of its     of the other numbers
-                   requests its other models, masked
+                   data hold, and how many requested ids  of the other numbers
+                   its other models hold, masked
     commit         as in training                         the sums over parties
     =============  =====================================  ==========================
 
@@ -307,7 +307,7 @@ class MUFCAdd(StateTask):
     add            as in training; number of rows,        the sums over parties: of
                    whether its file of clusters is        counts with the new rows,
                    missing, and how many forgotten rows   so the rows added, and of
-                   its data have, masked                  the other numbers
+                   its data hold, masked                  the other numbers
     commit         as in training                         the sums over parties
     =============  =====================================  ==========================
 

@@ -35,9 +35,9 @@ class RidgePrediction(ComputingParties, RowPrediction):
     part           place, sizes, label holder, kernel,    all of it
                    bandwidth
     rows           angles and its own columns, masked,    nothing
-                   for two parties that compute; the
-                   label holder its weights, masked
-    products       the second party a share of the        nothing
+                   for the two computing parties; the
+                   label holder: its weights, masked
+    products       the second party: a share of the       nothing
                    scores
     scores         the label holder alone: metrics, if    the metrics
                    it is asked for them

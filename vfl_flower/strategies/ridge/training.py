@@ -101,20 +101,20 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     =============  =====================================  ==========================
     hello          name, sizes, number of labels, key     all of it
     prepare        cumulants of distances, masked; how    the sums, and these numbers
-                   many columns it makes of its own
+                   many columns it makes from its own
     hide_rows      its own columns and angles, masked,    nothing
-                   for two parties that compute
-    open_joint     these shares of joint features,        nothing
+                   for the two computing parties
+    open_joint     these two: shares of joint features,   nothing
                    masked, for each other
     multiply       a share of the sums of products, for   nothing
                    the label holder
-    relevance      each party its frequencies, masked;    nothing
-                   the label holder mixtures of
+    relevance      each party: its frequencies, masked;   nothing
+                   the label holder: mixtures of
                    derivatives, masked, for each party
     fit            the label holder: an estimate of the   the error, and lambda
-                   error, and lambda; each party
-                   whether it keeps its part
-    scores         of rows held out, in three round       the metrics, the
+                   error, and lambda; each party:
+                   whether it keeps its local model
+    scores         for held-out rows, in three round      the metrics, the
                    trips: masked as above; then the       curves
                    label holder: metrics, and curves if
                    it consents
