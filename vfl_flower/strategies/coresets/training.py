@@ -171,7 +171,7 @@ class CoresetVRLR(LinearStrategy):
         return sentences + super().shortfalls(metrics)
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the bounds at which each party clips rows, if all are in this process."""
+        """Add each party's row clipping, if all parties are in this process."""
         assert isinstance(model, LinearModel)
         clips = {f"clip_{j}": m.remembered("clip") for j, m in enumerate(memories)}
         model.clips = {k: v for k, v in clips.items() if v is not None and len(v)}

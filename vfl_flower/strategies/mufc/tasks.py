@@ -244,7 +244,7 @@ class MUFCUnlearn(ForgettingTask):
     with privacy "none"."""
 
     task = "unlearn"
-    question = "Which rows belong together, without the forgotten ones?"
+    question = "Which rows belong together, without the forgotten rows?"
 
     def check(self) -> None:
         """Raise, before any message, if the settings do not fit the model."""
@@ -282,7 +282,7 @@ class MUFCForgetClient(ForgettingTask):
     must stay."""
 
     task = "forget-client"
-    question = "Which rows belong together, without those of a party that leaves?"
+    question = "Which rows belong together, without the rows of a party that leaves?"
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if the settings do not fit together."""
@@ -349,7 +349,7 @@ class MUFCAdd(StateTask):
     """
 
     task = "add"
-    question = "Which rows belong together, with the new ones?"
+    question = "Which rows belong together, with the new rows?"
     steps: ClassVar[Steps] = (forgetting.add, party.commit)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
