@@ -426,9 +426,9 @@ def test_a_part_is_told_without_its_secrets():
 @pytest.mark.parametrize(
     ("trained", "now", "width", "message"),
     [
-        ([], None, 3, "must have the 2 training columns, in their order, got 3$"),
-        (["a", "b"], ["b", "a"], 2, "in their order, got 2$"),
-        (["a", "b"], ["a", "c"], 2, "in their order, got 2 without 'b'$"),
+        ([], None, 3, "must have the 2 training columns in the same order, got 3$"),
+        (["a", "b"], ["b", "a"], 2, "in the same order, got 2$"),
+        (["a", "b"], ["a", "c"], 2, "in the same order, got 2 without 'b'$"),
         (["a", "b"], None, 1, "got 1$"),
     ],
 )

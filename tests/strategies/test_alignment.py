@@ -387,7 +387,7 @@ SIZES = "sizes must give the number of ids of each party"
         (OWN, "sizes", [120, 119, 120], SIZES),
         (OWN, "sizes", [120, 120, 0], SIZES),
         (OWN, "sizes", [120, 120, client.MOST_IDS + 1], SIZES),
-        (KEEP, "positions", [*range(20), 0], "positions must name each row once"),
+        (KEEP, "positions", [*range(20), 0], "positions must not name a row twice"),
         (KEEP, "positions", [], "at least 20 rows in common, got 0"),
         (KEEP, "positions", [*range(19)], "at least 20 rows in common, got 19"),
         (KEEP, "positions", [120], "below 120"),
@@ -406,7 +406,7 @@ def test_a_request_that_cannot_be(action, name, values, rule, monkeypatch):
     [
         (lambda data: data[:-32], "must have 120 points of 32 bytes, got 3808 bytes"),
         (lambda data: data + bytes(1), "must have 120 points .* got 3841 bytes"),
-        (lambda data: bytes(32) + data[32:], "must not hold small-order points"),
+        (lambda data: bytes(32) + data[32:], "must have no small-order points"),
     ],
 )
 def test_a_party_that_sends_another_list(change, rule, monkeypatch):
@@ -479,7 +479,7 @@ def test_a_party_that_claims_all_ids_learns_the_other_list():
 
 def test_the_sizes_of_all_lists_are_in_the_log_of_a_party(caplog):
     vf.simulate(Alignment("q4"), parties(["a"], ["a", "b"]))
-    assert caplog.text.count("an alignment of lists of 1, 2 ids") == 2
+    assert caplog.text.count("the lists to align have 1, 2 ids") == 2
 
 
 # -- refusals --------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_a_false_seed_of_columns_is_refused(monkeypatch, name, owner, which):
     monkeypatch.setattr(dealing, "deal_owner", false)
     nothing_is_multiplied(monkeypatch, triples.GramTriple, "add", which)
     refuses = ("p2", "p0")[which]
-    rule = rf"'{refuses}'.*the dealer must give party {owner} the seeds of the comp"
+    rule = rf"'{refuses}'.*the seeds that the dealer sent to party {owner} do not"
     with pytest.raises(PartyFailed, match=rule):
         simulate(LINEAR[name], parties(), seed=0)
 
@@ -73,7 +73,7 @@ def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
 
     monkeypatch.setattr(dealing, "deal_row_owner", false)
     nothing_is_multiplied(monkeypatch, triples.PredictionTriple, "share_of_weights", 0)
-    rule = "'p2'.*the dealer must give party 0 and party 1 the seeds of the"
+    rule = "'p2'.*the seeds that the dealer sent to party 0 and party 1 do"
     with pytest.raises(PartyFailed, match=rule):
         simulate(LINEAR["kernel"].replace(test_fraction=0.3), parties(), seed=0)
 

@@ -847,7 +847,7 @@ BARE |= {"angles": None, "bits": 16}
         (hiding, solving.fit, {"kinds": [1] * 9}, "must follow the step multiply"),
         (hiding, party.open_joint, {"angles": ANGLES}, "angles must be sent"),
         (lambda: hiding(0), party.open_joint, {}, "angles must be sent"),
-        (lambda: hiding(0), products.multiply, {}, "must hold the openings"),
+        (lambda: hiding(0), products.multiply, {}, "must include the openings"),
         (MODELLED, party.prepare, {"task": TASK}, "has its model already"),
         (
             lambda: lone(0),
@@ -870,7 +870,7 @@ def test_joint_features_are_opened_once_a_turn_and_products_made_once():
     with pytest.raises(PartyError, match="joint features must be opened only once"):
         party.open_joint(made, multiple=3)
     products.multiply(made)
-    with pytest.raises(PartyError, match="the Gram matrix was computed already"):
+    with pytest.raises(PartyError, match="the Gram matrix has already been computed"):
         products.multiply(made)
     for done in ({"joint": np.ones(1, np.uint8)}, {"multiplied": True}):
         state = products.ProductState(ROLES, np.zeros(0, np.uint8), **done)

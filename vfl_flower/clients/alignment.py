@@ -1,10 +1,10 @@
 """Agree on the rows that all parties hold: a party's side.
 
 The ids of a party become points of Curve25519 (:mod:`vfl_flower.secure_aggregation.
-points`). The party shuffles its list, encrypts it under a key of this run alone, and
-sends it to the next party, sealed; each party encrypts it once more and keeps its
-order. The last party sends it to the server. Then each list is encrypted under the keys
-of all parties, so that equal ids have equal points in all lists.
+points`). The party shuffles its list, encrypts it under a key used only in this run,
+and sends it, sealed, to the next party. Every other party encrypts the list once more
+without changing its order, and the last one sends it to the server. By then each list
+is encrypted under the keys of all parties, so equal ids have equal points in all lists.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEY_FILE = "alignment.key"
 """File in the ``state-dir`` with the secret key that the parties share."""
 
 LEAST_OF_KEY = 32
-"""Minimum length of that key, in bytes."""
+"""Minimum length of the shared key, in bytes."""
 
 Bytes32 = Annotated[Array, Whole("* 32", 0, 256)]
 """Points or hashes, 32 bytes each."""
@@ -57,9 +57,9 @@ class Passes:
     """A party's state between the steps of a run."""
 
     sizes: list[int]
-    """How many ids each party has, according to the server, in party order."""
+    """Number of ids of each party, according to the server, in party order."""
     left: int
-    """Number of other parties' lists that it has yet to encrypt."""
+    """Number of other parties' lists that this party has yet to encrypt."""
     ids: bytes
     """Digest of the party's ids in the order of its file."""
     rows: Array | None = None
@@ -73,7 +73,7 @@ class Points(TypedDict):
 
 
 class MorePoints(TypedDict, total=False):
-    """Reply of :func:`encrypt_points`: for the next party, or at the end the server."""
+    """Reply of :func:`encrypt_points`, to the next party or finally to the server."""
 
     points: Annotated[bytes, NEXT]
     encrypted: Bytes32
@@ -95,7 +95,7 @@ class KeptOrder(TypedDict):
 @sums_over("none")
 @once
 def encrypt_ids(party: Party, sizes: list[int]) -> Points:
-    """Return the party's ids as points, shuffled and under its key of this run.
+    """Return the party's ids as points, shuffled and encrypted under its key.
 
     `sizes` says how many ids each party has.
     """
@@ -109,11 +109,11 @@ def encrypt_ids(party: Party, sizes: list[int]) -> Points:
 @step
 @sums_over("none")
 def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
-    """Encrypt the list that the previous party has sent, in its order.
+    """Encrypt the list that the previous party has sent, without changing its order.
 
-    The list's creator is as many parties back as there were encryptions, so its owner
-    is known, and so is its length. This party decides by its own count whether the list
-    goes to the next party or, encrypted under all keys, to the server.
+    The number of encryptions so far shows which party owns the list, and so how long
+    the list must be. This party's own count decides whether the list goes to the next
+    party or, once it is encrypted under all keys, to the server.
     """
     run = party.recall(Passes)
     if run.left < 1:
@@ -130,7 +130,7 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
         encrypted = encrypt(received, _key(party, "points"))
     except ValueError:
         raise PartyError(
-            f"the list of the party at place {owner} must not hold small-order points"
+            f"the list of the party at place {owner} must have no small-order points"
         ) from None
     if run.left:
         return {"points": encrypted.tobytes()}
@@ -143,10 +143,10 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
 def hash_with_key(
     party: Party, salt: Annotated[bytes, Len(16, 16)], sizes: list[int]
 ) -> Hashes:
-    """Return keyed hashes of the party's ids, shuffled; the `salt` is common to all.
+    """Return keyed hashes of the party's ids, shuffled; all parties use one `salt`.
 
-    The server chooses it, so the parties' session keys enter the hashes too: no hash
-    occurs in two sessions.
+    Since the server chooses the salt, the hashes also depend on the parties' session
+    keys, so that no hash occurs in two sessions.
     """
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
@@ -174,7 +174,7 @@ def keep_order(
         raise PartyError("not all parties have encrypted the lists yet")
     least = 1 if party.allow_plain else LEAST_ROWS
     if len(np.unique(positions)) < len(positions):
-        raise PartyError("positions must name each row once")
+        raise PartyError("positions must not name a row twice")
     if len(positions) < least:
         raise PartyError(
             f"the parties must have at least {least} rows in common, got "
@@ -191,30 +191,30 @@ def keep_order(
     order = RowOrder.of(alignment, tag.hex(), salt, [ids[k] for k in rows.tolist()])
     consent = party.consent
     accepted = consent is None or consent.peers is None or consent.accept_alignments
-    if accepted:  # even what a run is greeted with depends on the rows of its order
+    if accepted:  # even the first reply in a run depends on the rows of its order
         party.sum_over(rows)
     party.new_order = order, bool(accepted)
     return {"kept": True}
 
 
 def _check_sizes(party: Party, sizes: list[int]) -> None:
-    """Raise unless the sizes of all lists are given, this party's own among them."""
+    """Raise unless all sizes are valid and the size of this party's list is right."""
     fits = len(sizes) == party.n_parties and sizes[party.index or 0] == party.n_rows
     if not fits or not all(0 < size <= MOST_IDS for size in sizes):
         raise PartyError(
-            f"sizes must give the number of ids of each party, {party.n_rows} for "
-            f"this party, and at most {MOST_IDS} for any"
+            f"sizes must give the number of ids of each party: {party.n_rows} for this "
+            f"party, and at most {MOST_IDS} for any party"
         )
-    log.warning("an alignment of lists of %s ids", ", ".join(map(str, sizes)))
+    log.warning("the lists to align have %s ids", ", ".join(map(str, sizes)))
 
 
 def _key(party: Party, purpose: str) -> bytes:
-    """Return a key of this party and run, from the operating system's randomness."""
+    """Return a key for this party and run, from the operating system's randomness."""
     return derive_key(party.run_secret, [labels.ALIGNMENT, purpose.encode()])
 
 
 def _digest(party: Party, ids: Sequence[bytes]) -> bytes:
-    """Return a keyed digest of ids in their order, of this party and this run alone."""
+    """Return a digest of ids in order, keyed for this party and this run alone."""
     digest = hashlib.blake2b(key=_key(party, "ids"), digest_size=32)
     for id_ in ids:
         digest.update(b"%d:%b" % (len(id_), id_))
@@ -244,7 +244,7 @@ def _shared_key(party: Party) -> bytes:
         )
     if len(key) < LEAST_OF_KEY:
         raise PartyError(
-            f"{KEY_FILE!r} must hold at least {LEAST_OF_KEY} random bytes, got "
+            f"{KEY_FILE!r} must have at least {LEAST_OF_KEY} random bytes, got "
             f"{len(key)}"
         )
     return key

@@ -1,4 +1,4 @@
-"""Metrics that a party with labels reports: a few numbers, none of a single row."""
+"""Metrics that a party with labels reports: a few numbers, none about a single row."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MAX_CLASSES = 100
 """Maximum number of classes of the labels."""
 
 Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
-"""C, the number of functions that the label holders learn: one for each class, or one
-in all."""
+"""C, the number of functions that the label holders learn: one for each class, or a
+single one."""
 
 RowNumbers = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
-"""Numbers of rows, at least one, repeats allowed."""
+"""Row numbers: at least one; repeats are allowed."""
 
 FEW_BINS = MaxLen(evaluation.MOST_BINS)
 OfBins = Annotated[Array, Reals("bins"), FEW_BINS]
@@ -73,19 +73,19 @@ class Predicted(TypedDict):
 
 
 CURVE = "curve_"
-"""Prefix of the names of numbers of bins."""
+"""Prefix of the names of metrics that are reported for bins of rows."""
 
 NAMES = tuple(name for name in Measures.__annotations__ if not name.startswith(CURVE))
-"""The names of the other numbers."""
+"""The names of the metrics over all rows."""
 
 
 def metrics_of(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of all rows in the reply of a step that reports them."""
+    """Return the metrics over all rows from the reply of a step that reports them."""
     return {name: reply[name] for name in NAMES if name in reply}
 
 
 def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the numbers of bins in the reply of a step that reports them, if any."""
+    """Return the metrics for bins of rows, if any, from the reply of a step."""
     return {
         name.removeprefix(CURVE): reply[name].tolist()
         for name in Measures.__annotations__
@@ -94,13 +94,13 @@ def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def texts_of(party: Party, labels: Array) -> dict[str, Array]:
-    """Return a column of the texts that became these labels, if they were texts."""
+    """Return a column of the texts that these labels encode, or {} for numbers."""
     classes = (party.encoding or {}).get("classes")
     return {"class": np.array(classes)[labels.astype(int)]} if classes else {}
 
 
 def check_numbers(party: Party) -> None:
-    """Raise ``PartyError`` where a party's labels are categories, for a regression."""
+    """Raise ``PartyError`` if a party's labels are categories, not numbers."""
     if party.y is not None and "classes" in (party.encoding or {}):
         raise PartyError(
             "labels must be numbers for a regression, but this party's labels are "
@@ -135,7 +135,7 @@ def classes_of(party: Party, target: Target) -> Array:
 
 
 def columns_of(target: Target, classes: Array) -> int:
-    """Return C."""
+    """Return C, the number of functions that the label holders learn."""
     return len(classes) if target == "multiclass" else 1
 
 
@@ -148,20 +148,20 @@ def signs_of(y: Array, target: Target, classes: Array) -> Array:
 
 
 def check_columns(party: Party, width: int, trained: list[str]) -> None:
-    """Raise ``PartyError`` unless rows have the columns of training, in their order."""
+    """Raise ``PartyError`` unless rows have the training columns in the same order."""
     now = list(party.columns or ())
     if width != party.rows.shape[1] or (trained and now and trained != now):
         lacking = [name for name in trained if now and name not in now]
         raise PartyError(
-            f"new rows must have the {width} training columns, in their order, got "
+            f"new rows must have the {width} training columns in the same order, got "
             f"{party.rows.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
         )
 
 
 def least_rows(party: Party) -> int:
-    """Return the minimum number of rows, also per class, behind a reported number.
+    """Return the minimum number of rows, in all and per class, for a reported number.
 
-    It is 20; a run in one process with few labelled rows needs only half of them.
+    The minimum is 20, or in one process half of the labelled rows if that is less.
     """
     half = party.n_labels // 2 if party.row_sets is None else LEAST_ROWS
     return min(LEAST_ROWS, half)
@@ -170,7 +170,8 @@ def least_rows(party: Party) -> int:
 def hides_each(party: Party, rows: Array) -> bool:
     """Return whether a mean over these labelled rows hides each of them.
 
-    Raises PartyError if a row occurs twice: often enough, it would determine the mean.
+    Raises PartyError if a row occurs twice: if it occurred often enough, it would
+    determine the mean.
     """
     if len(np.unique(rows)) < len(rows):
         raise PartyError("a model must be evaluated on each row only once")
@@ -178,9 +179,9 @@ def hides_each(party: Party, rows: Array) -> bool:
 
 
 def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
-    """Return which of some rows have labels here, and the labels; none if too few.
+    """Return which `rows` have labels here, and the labels: none if there are too few.
 
-    Raises PartyError if the party has `evaluated` before, or if it holds no labels.
+    Raises PartyError if the party has already `evaluated`, or if it holds no labels.
     """
     if party.y is None:
         raise PartyError("this party holds no labels")
@@ -192,7 +193,7 @@ def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
     known = ~np.isnan(y)
     if not hides_each(party, rows[known]):
         log.warning(
-            "too few labels for their mean error to hide each one: it is not reported"
+            "the mean error is not reported: too few labels for it to hide each label"
         )
         return known, y[:0]
     return known, y[known]
@@ -214,9 +215,9 @@ def measures_of(
     :func:`least_rows` rows, and the base rate only if at least that many rows are
     outside the most frequent class: a metric over few rows reveals each of them.
 
-    `scores` rank rows of two classes, of which the second is positive; `probability` is
-    the predicted probability of a row's own class; both have the shape (n,). Raises
-    PartyError if the mean squared error is not finite.
+    `scores` rank the rows if there are two classes, of which the second is positive;
+    `probability` is the predicted probability of each row's true class. Both have shape
+    (n,). Raises PartyError if the mean squared error is not finite.
     """
     bins: dict[str, Array] = {}
     if target == "continuous":

@@ -1,18 +1,18 @@
 """A party's side of a Gram matrix of private columns, which one party opens.
 
-Two parties compute: the *first*, who opens the Gram matrix, and the *second*. A dealer,
-who sees none of what they exchange, gives the seeds of masks A_0 + A_1 and the triple
-(:mod:`vfl_flower.secure_aggregation.products.triples`). Each party opens its own
-columns under the masks, E = F - A_0 - A_1, to these two alone (:func:`hide`), and the
-second sends its share of the Gram matrix to the first. All of it passes the server
-encrypted. *Joint* columns, which no party knows and the two that compute have shares
-of, each of them opens under its own mask (:func:`open_joint`), and both add up what
-they have opened.
+Two parties compute: the *first*, which opens the Gram matrix, and the *second*. A
+dealer, which sees none of their messages, generates the seeds of the masks A_0 + A_1
+and the triple (:mod:`vfl_flower.secure_aggregation.products.triples`). Each party opens
+its own columns under the masks, E = F - A_0 - A_1, to the two computing parties alone
+(:func:`hide`), and the second sends its share of the Gram matrix to the first. All
+these messages are encrypted when they pass the server. No party knows the *joint*
+columns: the two computing parties have shares of them. Each of the two opens its shares
+under its own mask (:func:`open_joint`), and both add up the openings.
 
-An algorithm declares a step of its own that makes the columns and calls :func:`hide`;
-the step :func:`multiply` follows, and a last step of the algorithm calls
-:func:`opened`. The server says who computes and how many columns and rows there are,
-and each party checks what it can (:func:`check_roles`, :func:`check_rows`).
+An algorithm declares a step that makes the columns and calls :func:`hide`; the step
+:func:`multiply` follows, and the algorithm's last step calls :func:`opened`. The server
+says which parties compute and how many columns and rows there are, and each party
+checks what it can (:func:`check_roles`, :func:`check_rows`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("vfl_flower")
 step = step_of("products")
 
 ROWS_PER_COLUMN = 4
-"""Minimum number of rows of an opened Gram matrix, for each of its columns."""
+"""Minimum number of rows for each column of an opened Gram matrix."""
 
 MOST_LEVERAGE = 0.5
 """Largest leverage score of a row in the columns of one party."""
@@ -53,7 +53,7 @@ MOST_COLUMNS = 2**12
 Bytes = Whole("*", 0, 256)
 
 Secrets = Annotated[dict[int, Array], Bytes, PRIVATE]
-"""Bytes that parties encrypt for one another: by receiver; in a request by sender."""
+"""Bytes that parties encrypt for each other, by receiver (in a request, by sender)."""
 
 FromServer = Annotated[Array, Bytes, OWN]
 """Bytes that the server, as the dealer, sends to this party alone."""
@@ -61,17 +61,17 @@ FromServer = Annotated[Array, Bytes, OWN]
 
 @stored_as("vfl_flower.clients.products.ProductState")
 class ProductState:
-    """A party's state of a Gram matrix."""
+    """A party's state while a Gram matrix is computed."""
 
     roles: Roles
     dealt: Array
-    """The correlated randomness that it received, unchanged."""
+    """The correlated randomness that the party received, unchanged."""
     joint: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """At a computing party, its openings of joint columns, not yet multiplied."""
+    """At a computing party: its openings of joint columns, not multiplied yet."""
     multiplied: bool = False
-    """Whether :func:`multiply` is done."""
+    """Whether :func:`multiply` has run."""
     share: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """At the first party its own share of the Gram matrix, and the proof."""
+    """At the first party: its own share of the Gram matrix, and the proof."""
 
 
 class Hidden(TypedDict):
@@ -82,13 +82,13 @@ class Hidden(TypedDict):
 
 
 class Delivered(TypedDict, total=False):
-    """Reply of :func:`deal`: for each party."""
+    """Reply of :func:`deal`: a message for each party."""
 
     delivered: Secrets
 
 
 class Share(TypedDict, total=False):
-    """Reply of :func:`multiply`: of the second party, for the first."""
+    """Reply of :func:`multiply`, from the second party to the first."""
 
     share: Secrets
 
@@ -107,15 +107,16 @@ def check_roles(
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
-    A `fraction` of 0 bits means no joint columns; `labels` is whether the first party
-    holds labels. `turn` is the round that the step requires, if it allows only one.
+    A `fraction` of 0 bits means that there are no joint columns. `labels` says whether
+    the first party holds labels. `turn` is the round that the step requires, if it
+    allows only one.
     """
     named = roles.first, roles.second, roles.dealer
     places = [place for place in named if place is not None]
     if len(set(places)) < len(places) or max(places) >= party.n_parties:
         raise PartyError(
-            "first, second and dealer must be different parties: a computing dealer "
-            "could read the rows"
+            "first, second and dealer must be different parties: a dealer that "
+            "computes could read the rows"
         )
     index = party.index or 0
     if labels and (index == roles.first) != (party.y is not None):
@@ -123,7 +124,7 @@ def check_roles(
             "the first party, which opens the Gram matrix, must be the label holder"
         )
     if len(roles.owners) != party.n_parties or min(roles.owners) < 0:
-        raise PartyError(f"owners must give {party.n_parties} numbers of columns")
+        raise PartyError(f"owners must list {party.n_parties} column counts")
     if columns is not None and roles.owners[index] != columns:
         raise PartyError(
             f"owners must give {columns} columns for this party, got "
@@ -131,8 +132,8 @@ def check_roles(
         )
     if roles.fraction != fraction or roles.joint % 2 or (roles.joint and not fraction):
         raise PartyError(
-            f"fraction must be {fraction}, and joint must be even, and 0 without a "
-            f"fraction, got {roles.fraction} and {roles.joint}"
+            f"fraction must be {fraction}, and joint must be even (0 if fraction is "
+            f"0), got {roles.fraction} and {roles.joint}"
         )
     if turn is not None and roles.turn != turn:
         raise PartyError(f"turn must be {turn}, got {roles.turn}")
@@ -152,17 +153,17 @@ def check_roles(
             raise PartyError(
                 f"this party's consent lacks {', '.join(lines)}: it must name the "
                 "dealer and the party that computes with the label holder, since any "
-                "two of these three can together read the rows"
+                "two of these three together can read the rows"
             )
 
 
 def withhold(party: Party, rule: str) -> None:
-    """Note at the label holder that it does not use its labels, which break a rule.
+    """Log at the label holder that its labels are not used, because they break a rule.
 
     The server chooses the rows, so each refusal would reveal facts about labels.
-    Instead, zeros take their place, and the protocol ends with the model that predicts
-    a constant. Raises PartyError if all parties are in one process, whose user may
-    know.
+    Instead, zeros replace the labels, and the protocol ends with a model that predicts
+    a constant. Raises PartyError if all parties are in one process, since its user may
+    know the reason.
     """
     if party.allow_plain:
         raise PartyError(rule)
@@ -173,10 +174,10 @@ def withhold(party: Party, rule: str) -> None:
 def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
     """Refuse a Gram matrix of too few rows.
 
-    It must have 20 rows, 4 for each column, and as many as this party's consent
-    requires.
+    There must be at least 20 rows, at least 4 for each column, and at least the number
+    that this party's consent requires.
 
-    Rows with weights, shape (m,), count as (sum w)^2 / sum w^2 (Kish).
+    Rows with weights w, shape (m,), count as (sum w)^2 / sum w^2 rows (Kish).
     """
     effective = float(rows)
     if weights is not None and rows:
@@ -186,30 +187,29 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
     limit = party.consent.leaves.get("moments") if party.consent is not None else None
     if limit is not None and limit.rows is not None and effective < limit.rows:
         raise PartyError(
-            "this party's consent requires at least "
-            f"{limit.rows} rows in each Gram matrix, but these {rows} rows count as "
-            f"{effective:.0f}; increase the number of rows (setting size or rows)"
+            f"this party's consent requires at least {limit.rows} rows in each Gram "
+            f"matrix, but these {rows} rows count as {effective:.0f}; increase the "
+            "number of rows (setting size or rows)"
         )
     if effective < least:
         raise PartyError(
-            f"a Gram matrix of {columns} columns needs at least {least} rows "
-            f"({ROWS_PER_COLUMN} for each column of all parties, {LEAST_ROWS} in all) "
-            f"of similar weights, but these {rows} rows count as {effective:.0f}; "
-            "increase the number of rows (setting size or rows) or leave out "
-            "columns"
+            f"a Gram matrix of {columns} columns needs at least {least} rows of "
+            f"similar weight ({ROWS_PER_COLUMN} for each column of all parties, and "
+            f"{LEAST_ROWS} in all), but these {rows} rows count as {effective:.0f}; "
+            "increase the number of rows (setting size or rows) or leave out columns"
         )
 
 
-# -- what is dealt ---------------------------------------------------------------------
+# -- correlated randomness -------------------------------------------------------------
 
 
 @step
-@sums_over("none", "it sends random numbers alone")
+@sums_over("none", "it sends only random numbers")
 @once
 def deal(party: Party, roles: Roles) -> Delivered:
     """Generate the correlated randomness in place of the server.
 
-    The dealing party must not collude with a computing party, and it neither computes
+    The party that deals must not collude with a computing party. It neither computes
     nor holds labels.
     """
     check_roles(party, roles)
@@ -223,7 +223,7 @@ def deal(party: Party, roles: Roles) -> Delivered:
 def dealt_to(
     dealt: Array | None, delivered: dict[int, Array] | None, roles: Roles
 ) -> Array:
-    """Return what the dealer sent; refuse anything sent by another party."""
+    """Return the dealer's message; refuse a message from any other party."""
     if dealt is not None and roles.dealer is None:
         return dealt
     sent = delivered or {}
@@ -237,7 +237,7 @@ def dealt_to(
 def _parts_of(
     party: Party, roles: Roles, dealt: Array
 ) -> tuple[shares.Deal, shares.Dealt, shares.Dealt | None]:
-    """Return the use, and what the dealer sent to the owner and computing party."""
+    """Return the use, and the dealer's messages to this party in each of its roles."""
     use, portion = roles.deal(party.session), shares.Portion(dealt)
     of_owner, computing = portion.take(shares.SEED_BYTES), None
     if party.index in (roles.first, roles.second):
@@ -259,17 +259,17 @@ def _triple(party: Party, state: ProductState) -> triples.GramTriple:
 
 
 def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
-    """Return the party's columns under the masks, for each of the two that compute.
+    """Return the party's columns under the masks, for each of the computing parties.
 
-    Digests of the seeds of that party's masks come with them, which exposes a dealer
-    that gives this party other ones; a computing party adds what checks the triple. The
-    columns come in parts of whole blocks of rows.
+    With them comes a digest of the seed of the receiving party's masks, which exposes a
+    dealer that has sent this party a different seed. A computing party adds its message
+    for the check of the triple. `columns` yields whole blocks of rows.
     """
     roles, index, openings, block = state.roles, party.index or 0, list[Array](), 0
     with refusing():
         use, of_owner, computing = _parts_of(party, roles, state.dealt)
         for part in columns:
-            # Callers see to it that no number is clipped: a refusal would reveal it.
+            # Callers ensure that no number is clipped: a refusal would reveal it.
             elements, _ = roles.numbers.encode(part)
             hidden = triples.hide_columns(use, index, of_owner, elements, block)
             openings.append(shares.pack(hidden, use.bits))
@@ -287,7 +287,7 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
 
 
 def open_joint(party: Party, state: ProductState, blocks: Iterator[Array]) -> Array:
-    """Return the openings of a party's shares of joint columns; refuse a repetition."""
+    """Return the openings of a party's shares of joint columns, but only once."""
     if len(state.joint) or state.multiplied:
         raise PartyError("joint columns must be opened only once")
     with refusing():
@@ -307,7 +307,7 @@ def challenge_of(party: Party, roles: Roles) -> bytes:
 
 
 def other_of(party: Party, roles: Roles) -> int:
-    """Return the other computing party."""
+    """Return the place of the other computing party."""
     computing = [roles.first, roles.second]
     if party.index not in computing:
         raise PartyError("only the two computing parties may run this step")
@@ -327,22 +327,22 @@ def multiply(
 ) -> Share:
     """Multiply the opened columns of all parties, at the two computing parties.
 
-    The second one sends its share to the first, with the proof of its triple. `joint`
-    and `checks` are what the other one has opened of joint columns and of its triple.
+    The second party sends its share to the first, with the proof of its triple. `joint`
+    and `checks` are the other party's openings of joint columns and of its triple.
     """
     state = party.recall(ProductState)
     roles = state.roles
     if state.multiplied:
-        raise PartyError("the Gram matrix was computed already")
+        raise PartyError("the Gram matrix has already been computed")
     if party.index not in (roles.first, roles.second):
         state.multiplied = True
         return {}
     other = other_of(party, roles)
     openings, joint, checks = openings or {}, joint or {}, checks or {}
     if sorted(openings) != list(range(party.n_parties)):
-        raise PartyError("openings must hold the openings of all parties")
+        raise PartyError("openings must include the openings of all parties")
     if list(joint) != [other] * bool(roles.joint) or list(checks) != [other]:
-        raise PartyError("joint and checks must be from the other computing party")
+        raise PartyError("joint and checks must come from the other computing party")
     with refusing():
         triple = _triple(party, state)
         bits, challenge = triple.deal.bits, challenge_of(party, roles)
@@ -370,7 +370,7 @@ def multiply(
 def _of_right_seeds(
     party: Party, state: ProductState, openings: Mapping[int, Array]
 ) -> list[shares.Elements]:
-    """Return each owner's openings; refuse openings under seeds of other masks."""
+    """Return each owner's openings; refuse openings under the wrong masks."""
     use, _, computing = _parts_of(party, state.roles, state.dealt)
     assert computing is not None
     made = []
@@ -383,16 +383,16 @@ def _of_right_seeds(
 
 
 def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) -> None:
-    """Raise PartyError unless the owners' digests of seeds, `sent`, are the right ones.
+    """Raise PartyError unless `sent`, the owners' digests of seeds, equals `right`.
 
-    Another seed would make this party multiply F + Delta, where the dealer knows Delta.
+    With a wrong seed this party would multiply F + Delta, where the dealer knows Delta.
     """
     if not hmac.compare_digest(sent, right):
         who = (party.names[j] if party.names else f"party {j}" for j in owners)
         raise PartyError(
-            f"the dealer must give {' and '.join(who)} the seeds of the computing "
-            "parties' masks, but gave others: the Gram matrix would be of columns that "
-            "the dealer has changed"
+            f"the seeds that the dealer sent to {' and '.join(who)} do not match the "
+            "computing parties' masks: the Gram matrix would be of columns that the "
+            "dealer has changed"
         )
 
 

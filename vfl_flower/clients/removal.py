@@ -1,8 +1,8 @@
-"""A party's side of the removal of a model: its part, its state, its predictions.
+"""A party's side of removing a model: its local model, its state, its predictions.
 
-The server names only the id of the model, and each file is checked first: whatever
-the server asks for, a file that is not of that model stays, and so does the journal of
-what the party has answered.
+The server names only the model's id, and each file is checked before it is removed.
+Whatever the server asks for, files that do not belong to the model stay, and so does
+the journal of the party's answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ step = step_of("removal")
 ModelId = Annotated[str, MaxLen(32)]
 
 _HEADERS = (b"id,prediction", b"row,prediction")
-"""Beginnings of the first lines of prediction files; scores and classes may follow."""
+"""How the first line of a prediction file begins; scores and classes may follow."""
 
 
 class Found(TypedDict):
@@ -36,7 +36,7 @@ class Found(TypedDict):
 
 
 class RemovalReply(TypedDict):
-    """Reply of :func:`remove`: whether anything of the model is left."""
+    """Reply of :func:`remove`: whether any file of the model is left."""
 
     left: bool
 
@@ -44,9 +44,9 @@ class RemovalReply(TypedDict):
 @step
 @sums_over("none")
 def find(party: Party, model: ModelId) -> Found:
-    """Say whether the party keeps anything of a model; nothing is changed.
+    """Report whether the party stores anything of a model; change nothing.
 
-    Every file is checked: if one party would refuse, no other party removes anything.
+    Every file is checked here, so that no party removes anything if any would refuse.
     """
     return {"found": bool(list(_removals(party, model)))}
 
@@ -60,17 +60,17 @@ def remove(party: Party, model: ModelId) -> RemovalReply:
         try:
             removal()
         except OSError as error:
-            log.error("a file of model %s: %s", model, error)
+            log.error("cannot remove a file of model %s: %s", model, error)
             raise PartyError(
                 f"a file of model {model} cannot be removed: {error.strerror}"
             ) from None
     if removals:
-        log.warning("model %s is removed here: %d files", model, len(removals))
+        log.warning("model %s was removed here: %d files", model, len(removals))
     return {"left": any(_removals(party, model))}
 
 
 def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
-    """Yield a removal for each file of a model; refuse other files of its name."""
+    """For each file of a model, yield a function to remove it; refuse other files."""
     folder = party.state_dir
     if folder is None:
         return
