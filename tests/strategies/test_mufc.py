@@ -439,8 +439,8 @@ def test_unknown_ids_change_nothing(parties, folder, caplog, model):
     task = removal(parties, folder, model, requests)
     before = files(folder, south.state_dir)
     text = failure("south", "forget", lambda: simulate(task, parties), "ids")
-    assert "must belong to rows of training" in text
-    assert "lines [2, 3] of forget.txt do not name rows of training" in caplog.text
+    assert "must belong to training rows" in text
+    assert "lines [2, 3] of forget.txt do not name training rows" in caplog.text
     assert files(folder, south.state_dir) == before
     status = simulate(MUFCStatus(model, server_state=folder), parties).metrics
     assert (status["removed"], status["pending"], status["rows"]) == (0, 4, 29)
@@ -476,7 +476,7 @@ def test_rows_that_are_gone_unasked_end_the_run(parties, folder, caplog, model):
     gone = ordinary(north, model, 2)
     less = [without(north, gone), *parties[1:]]
     before = files(folder)
-    rule = "must hold each training row that was not forgotten"
+    rule = "each training row that was not forgotten must occur"
     for asked, remaining in ([], 14), (gone[:1], 13):
         failure("north", "forget", partial(forget, less, folder, model, asked), rule)
         line = f"{remaining} training rows were not forgotten: the data hold 12 of"

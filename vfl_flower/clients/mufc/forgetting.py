@@ -28,13 +28,13 @@ log = logging.getLogger("vfl_flower")
 step = step_of("mufc")
 
 LEAST_STAYING = 2
-"""Minimum number of parties of a sum: a single party's sum would be its counts."""
+"""Minimum number of parties in a sum: a single party's sum would be its counts."""
 
 NAMED = {
-    FORGET: ("ids to forget", "rows of training"),
+    FORGET: ("ids to forget", "training rows"),
     ADD: ("ids to add", "rows of the data"),
 }
-"""The contents of a request file, and the rows that it must name."""
+"""The contents of each request file, and the rows that its ids must belong to."""
 
 RowCount = Annotated[int, Ge(0), Le(training.MOST_ROWS)]
 
@@ -44,16 +44,16 @@ ForgetKind = Literal["unlearn", "forget-client"]
 class Forgotten(training.Counts):
     """Reply of :func:`forget`.
 
-    `totals` are the number of rows that stay, 1 if the file with their clusters is
-    missing, the number of forgotten rows that the party's data still have, and how many
-    of the ids that it requests to forget are in its other models.
+    `totals` has four numbers: the number of rows that stay; 1 if the file with their
+    clusters is missing, else 0; the number of forgotten rows that are still in the
+    party's data; and the number of ids in its request that are in its other models.
     """
 
     totals: Annotated[Array, Reals("4"), IN_SUM]
 
 
 class Added(training.Counts):
-    """Reply of :func:`add`; `totals` are the first three of :class:`Forgotten`."""
+    """Reply of :func:`add`; `totals` has the first three numbers of `Forgotten`."""
 
     totals: Annotated[Array, Reals("3"), IN_SUM]
 
@@ -72,7 +72,7 @@ class Status(TypedDict):
 
 
 @step
-@sums_over("party", "the rows that its operator takes out are noted")
+@sums_over("party", "the party notes the rows that its operator removes")
 @once
 @reveals("centroids")
 def forget(
@@ -88,19 +88,21 @@ def forget(
 ) -> Forgotten:
     """Remove the rows that the party's file names, and send the counts.
 
-    Centroids are redrawn if one of them is removed. What leaves the party has the same
-    form and size whatever is removed. A party that leaves sends empty counts, if its
-    file requests it; its state may be missing, so the request has the settings. The
-    others then keep their requests for a later ``unlearn``. `leaving` are the places of
-    these parties, the same for all: the fewer parties stay, the more the sums reveal of
-    each.
+    Centroids are redrawn if one of them is removed. The reply has the same form and
+    size whatever is removed.
+
+    `leaving` has the places of the parties that leave the model, the same in all
+    requests: the fewer parties stay, the more the sums reveal about each. A party that
+    leaves sends empty counts, if its file requests to leave. Its state may be missing,
+    so the request includes the settings. The other parties then keep their requests for
+    a later ``unlearn``.
     """
     gone_parties = set(leaving or ())
     least = LEAST_STAYING if party.consent is None else party.consent.least_parties
     least = max(least, LEAST_STAYING)
     if party.n_parties - len(gone_parties) < least:
         raise PartyError(
-            f"leaving must leave at least {least} parties, whose sum hides each"
+            f"at least {least} parties must stay, so that their sum hides each party"
         )
     if party.index in gone_parties:
         return _leave(party, model, settings, key)
@@ -119,8 +121,8 @@ def forget(
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
     redrawn, sizes = len(prefix) < len(now.centroids), now.sizes
     if redrawn or np.count_nonzero(removed) != len(gone):
-        # Where the data no longer hold the removed rows, nothing is redrawn: they
-        # cannot be subtracted, so the rows that stay are counted anew.
+        # If the data no longer contain the removed rows, these cannot be subtracted, so
+        # the rows that stay are counted anew; that alone redraws no centroid.
         k = settings.local_clusters if redrawn else len(drawn)
         rng = party.rng(f"redraw {version}")
         with training.same_values():
@@ -135,7 +137,7 @@ def forget(
     )
     behind = not training.predictions_file(state).exists()
     counts = training.counts_of(party, sizes, code)
-    # Rows that were added after training are not forgotten rows.
+    # Rows that the model never had are not forgotten rows.
     in_file = _still_in_file(state.known(tags) & ~stay)
     in_models = _in_others(party, model, asked)
     if in_models:
@@ -149,7 +151,7 @@ def forget(
     state.stage(
         version + 1, tagged, sizes, list(gone), kind=kind, redrawn=redrawn, run=run
     )
-    _log_change(model, f"removed of {len(gone) + remaining}", len(gone))
+    _log_change(model, f"removed from {len(gone) + remaining}", len(gone))
     if not gone:
         training.finish_served(state)
     if not np.all(stay):
@@ -178,7 +180,7 @@ def _log_change(model: str, what: str, count: int) -> None:
 def _ready(
     party: Party, model: str, version: int, before: str, key: bytes
 ) -> tuple[ClientState, PartyClusters, SparseSum | None]:
-    """Return the state that changes, its clusters, and the code of their counts."""
+    """Return the state to change, its clusters, and the code for their counts."""
     state = training.state_of(party, model, version, before)
     now = state.current()
     if now is None:
@@ -190,23 +192,23 @@ def _ready(
 
 
 def _check_parties(party: Party, parties: Sequence[str]) -> None:
-    """Refuse counts without a party of the model that the consent does not name."""
+    """Refuse counts that lack a party of the model, unless the consent names it."""
     consent = party.consent
     if consent is None or consent.peers is None:  # a run in one process
         return
     if not parties:
-        raise PartyError("its state does not name the model's parties: train again")
+        raise PartyError("the state does not name the model's parties: train again")
     for name in parties:
         if name not in party.names and not consent.accepts_change_of(name):
             raise PartyError(
                 f"counts without {name!r} would reveal that party's counts: {name!r} "
-                f"must take part, or this party's consent must name it, "
+                f"must take part, or this party's consent must have "
                 f"changed-parties = [{name!r}]"
             )
 
 
 def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, int]:
-    """Return the numbers of the rows that stay, by their tags."""
+    """Return the row number of each row that stays, by its tag."""
     row = {tags[i]: i for i in np.flatnonzero(stay).tolist()}
     if len(row) != remaining or np.count_nonzero(stay) != remaining:
         log.error(
@@ -216,8 +218,8 @@ def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, 
             np.count_nonzero(stay),
         )
         raise PartyError(
-            "the data must hold each training row that was not forgotten exactly once: "
-            "the party's log has the numbers of rows"
+            "each training row that was not forgotten must occur exactly once in the "
+            "data: the party's log has the numbers of rows"
         )
     return row
 
@@ -234,7 +236,7 @@ def _still_in_file(forgotten: Array) -> int:
 
 
 def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
-    """Return how many ids are still in another model of this party."""
+    """Return how many ids are still in other models of this party."""
     folder, remembered = party.state_dir, np.zeros(len(asked), dtype=bool)
     if folder is None or not asked:
         return 0
@@ -250,17 +252,17 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
 def _leave(
     party: Party, model: str, settings: TrainingSettings | None, key: bytes
 ) -> Forgotten:
-    """Return empty counts."""
+    """Return empty counts; refuse unless a file of the party requests to leave."""
     if settings is None:
-        raise PartyError("the request lacks the settings of training")
+        raise PartyError("the request lacks the training settings")
     if party.state_dir is None:
-        raise PartyError("it has no state-dir, so it cannot request to leave a model")
+        raise PartyError("the party has no state-dir, so it cannot request to leave")
     state = ClientState(party.state_dir, model)
     if not (state.exists and state.left):
         if model not in read_requests(party.state_dir, LEAVE).values():
             raise PartyError(
                 f"this party leaves model {model} only if the file {LEAVE} in its "
-                "state-dir names it: write the id there"
+                "state-dir names the model: write the id there"
             )
         if state.exists:
             training.check_name(party, state.facts)
@@ -276,7 +278,7 @@ def _leave(
 def _requested(
     state: ClientState, requests: dict[int, str], file: str, new: Collection[bytes] = ()
 ) -> set[bytes]:
-    """Return the tags of the ids in a file; refuse ids of no row, known or `new`."""
+    """Return the tags of a file's ids; refuse ids that are neither known nor `new`."""
     tags = state.tag(list(requests.values()))
     lines = [
         line
@@ -296,7 +298,7 @@ def _requested(
 @step
 @sums_over("none")
 def status(party: Party, model: str, version: training.Version, before: str) -> Status:
-    """Return how much this party has forgotten and added."""
+    """Return how many rows this party has forgotten and added."""
     state = training.state_of(party, model, version, before)
     now, removed, served = state.current(), state.removed(), state.log()
     if removed:
@@ -314,7 +316,7 @@ def status(party: Party, model: str, version: training.Version, before: str) -> 
 
 
 @step
-@sums_over("party", "the rows that its operator adds are noted")
+@sums_over("party", "the party notes the rows that its operator adds")
 @once
 @reveals("centroids")
 def add(
@@ -327,9 +329,9 @@ def add(
 ) -> Added:
     """Add the rows that the party's file names, and send the counts.
 
-    They can take centroids' places. Ids that the model has change nothing: a forgotten
-    row stays so. What leaves the party has the same form and size however many rows are
-    new.
+    New rows can replace centroids. Ids that the model already knows change nothing: a
+    forgotten row stays forgotten. The reply has the same form and size however many
+    rows are new.
     """
     state, now, code = _ready(party, model, version, before, key)
     settings, tags = state.settings, state.tag(training.ids_of(party))

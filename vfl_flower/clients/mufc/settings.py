@@ -1,4 +1,4 @@
-"""Settings that server and parties share to train clusters that can forget."""
+"""Settings that the server and the parties share to train clusters that can forget."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_NUMBERS = 2**20
 """Maximum length of a sparse sum, so that no request exhausts a party's memory."""
 
 MOST_CLUSTERS = 2**12
-"""Maximum number of clusters: a party's time grows with its rows times their number."""
+"""Maximum number of clusters: a party's time grows with rows times clusters."""
 
 LEAST_BIN_ROWS = 5
-"""Minimum number of rows of a mean that is a centroid: fewer would reveal a row."""
+"""Minimum number of rows whose mean is a centroid: fewer would reveal a row."""
 
 ClusterCount = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 
@@ -37,11 +37,11 @@ PointField = Literal["hash", "paper"]
 
 @dataclass(frozen=True, eq=False)
 class TrainingSettings:
-    """Settings that server and parties share in training, for all tasks on the model.
+    """Training settings that the server and the parties share, for all tasks.
 
     These are the settings of :class:`vfl_flower.strategies.MUFC`, with "auto" and 0
-    replaced by values, and the box as `lower` and `upper` bounds, shape (d,) or (), in
-    the unit of the columns. Raises ContractError if bounds or gamma are invalid.
+    replaced by values. The bounds of the box, `lower` and `upper`, have shape (d,) or
+    () and the unit of the columns. Raises ContractError if bounds or gamma are invalid.
     """
 
     n_clusters: ClusterCount
@@ -59,7 +59,7 @@ class TrainingSettings:
     choose_clusters: bool = False
     """Whether `n_clusters` is only the maximum for each version."""
     columns: list[str] | None = None
-    """Digests of the names of the columns in their order, if they have names."""
+    """Digests of the column names, in column order, if the columns have names."""
 
     def __post_init__(self) -> None:
         """Check rules that the types cannot express."""
@@ -89,8 +89,8 @@ class TrainingSettings:
     def code(self, n_parties: int, n_columns: int, key: bytes) -> SparseSum:
         """Return the code of Algorithm 2 for the counts of all parties.
 
-        Raises ValueError if the numbers of the bins do not fit into the field of the
-        paper, or the sum is too large for a message.
+        Raises ValueError if the bin numbers do not fit into the field of the paper, or
+        if the sum is too large for a message.
         """
         n_bins = self.quantizer.n_bins
         try:

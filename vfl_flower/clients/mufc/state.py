@@ -1,14 +1,15 @@
-"""A party's state on disk to forget rows, and the base of the server's state.
+"""A party's state on disk for forgetting rows, and the base of the server's state.
 
-A clustering that can forget [1] lives in one SQLite file at each party, a "client" of
-[1], and one at the server (:mod:`vfl_flower.strategies.mufc.state`). Its versions are
-committed in two phases, and the server decides: parties *stage* version v + 1, the
-server *saves* it, and then parties *settle*. Each message of a task carries the
-server's version, to which a party settles first. So whichever process is killed, at any
-write, the next task finds all at v or brings all to v + 1.
+A clustering that can forget [1] is stored in one SQLite file at each party (a "client"
+in [1]) and one at the server (:mod:`vfl_flower.strategies.mufc.state`). Its versions
+are committed in two phases, and the server decides: the parties *stage* version v + 1,
+the server *saves* it, and then the parties *settle* it. Each message of a task names
+the server's version, and a party first settles that version. So if a process is killed
+at any write, the next task finds all files at v or brings all of them to v + 1.
 
-No file of a party holds an id, a value or a coordinate of a row: rows are known by tags
-of their ids, under a key of that file. Deleted content is overwritten with zeros.
+No file of a party contains an id, a value or a coordinate of a row: instead of an id,
+it has a tag, computed with a key of that file. Deleted content is overwritten with
+zeros.
 
 References
 ----------
@@ -47,28 +48,28 @@ FORMAT = 1
 """Format of both files, in the ``user_version`` of SQLite."""
 
 TAG = 16
-"""Bytes of a tag."""
+"""Length of a tag, in bytes."""
 
 BUSY = 5.0
-"""Seconds to wait for another process that holds the file."""
+"""Seconds to wait for another process that has locked the file."""
 
 READ = "BEGIN"
 WRITE = "BEGIN IMMEDIATE"
-"""Start of a transaction in which the values read cannot change before it
-writes."""
+"""Start of a transaction in which no other process can change the values that are
+read."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class PartyFacts:
-    """Facts that a party needs to forget rows, besides the settings of its training."""
+    """Facts that a party needs to forget rows, besides the training settings."""
 
     name: str
     n_columns: int
     columns: str
     """Digest of the names of the columns; "" if they have none."""
     parties: list[str]
-    """Names of the parties of the training; empty if nobody signed."""
+    """Names of the parties in training; empty if no party signed its messages."""
 
 
 @shapes_only
@@ -79,9 +80,9 @@ class PartyClusters:
     version: int
     """Version of the clustering, from 1."""
     centroids: list[bytes]
-    """Tags of the k' rows that C^(l) was drawn from, in the order drawn."""
+    """Tags of the k' rows drawn for C^(l), in the order drawn."""
     sizes: Array
-    """Rows of each cluster, int64, shape (at most k',), without emptied clusters."""
+    """Number of rows in each nonempty cluster, int64, shape (at most k',)."""
 
 
 class StateFile:
@@ -105,7 +106,7 @@ class StateFile:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a state, even of a training that was never finished."""
+        """Whether there is a state, even of an unfinished training run."""
         with self._errors():
             if not self._path.exists():
                 return False
@@ -119,10 +120,10 @@ class StateFile:
             return self._version(db)
 
     def remove(self) -> None:
-        """Remove the state: its content is overwritten, and the file goes."""
+        """Remove the state: overwrite its content, and delete the file."""
         with self._open(WRITE) as db:
             for table in self.tables:
-                if table != "about":  # whoever is killed here must be able to go on
+                if table != "about":  # a removal that is killed here must be repeatable
                     db.execute(f"DELETE FROM {table} WHERE true")
         with self._errors():
             self._path.unlink(missing_ok=True)
@@ -162,10 +163,10 @@ class StateFile:
 
     @contextmanager
     def _new(self) -> Iterator[sqlite3.Connection]:
-        """Make the file for one transaction, or empty it if training is unfinished.
+        """Create the file for one transaction, or empty it if training is unfinished.
 
-        The file is not replaced: a new one under this name would meet the journal that
-        a killed process has left.
+        An existing file is not replaced: SQLite would find, beside a new file of this
+        name, the journal that a killed process has left.
         """
         with self._errors():
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,15 +202,15 @@ class StateFile:
         ) as db:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA journal_mode = DELETE")
-            # FULL, and the folder too is on the disk when a commit returns: what the
-            # server has decided must not be undone by a loss of power.
+            # FULL, and the folder too is on the disk when a commit returns: a power
+            # failure must not undo a decision of the server.
             db.execute("PRAGMA synchronous = EXTRA")
             db.execute("PRAGMA temp_store = MEMORY")
             yield db
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of the file into one sentence without a path."""
+        """Turn file errors into one sentence without a path."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:
@@ -247,7 +248,7 @@ class StateFile:
         if written != FORMAT:
             raise self.error(
                 f"{what} has format {written}, but vfl-flower {__version__} reads "
-                f"format {FORMAT}: update it"
+                f"format {FORMAT}: update vfl-flower"
             )
         (model,) = self._about(db, "model")
         if model != self.model:
@@ -259,12 +260,12 @@ class StateFile:
 class ClientState(StateFile):
     """One party's state of one model, in its ``state-dir``.
 
-    A run is a unique text. It separates the versions that two runs have staged under
-    one number: a version that the server did not save is dropped.
+    `run` is a unique text for each run. It distinguishes versions that two runs have
+    staged under one number: a version that the server did not save is dropped.
 
-    Each method but `exists` raises PartyError if there is no legible state of that
-    model and format. All but `log`, `left`, `version` and `wipe` also raise it if the
-    party has left the model.
+    Each method except `exists` raises PartyError if there is no readable state of that
+    model and format. Each method except `exists`, `log`, `left`, `version` and `wipe`
+    also raises it if the party has left the model.
     """
 
     kind = 0x76666C63  # "vflc"
@@ -273,8 +274,8 @@ class ClientState(StateFile):
     tables: ClassVar[dict[str, str]] = {
         "about": "model TEXT, version INTEGER, run TEXT, settings TEXT, tag_key BLOB, "
         "centroids BLOB, sizes BLOB",
-        # The sorted tags of training, and of rows added later, split by their first
-        # byte, so that a look-up of a few reads a small part of the file.
+        # The sorted tags of rows from training and of rows added later, split by their
+        # first byte, so that looking up a few tags reads a small part of the file.
         "rows": "byte INTEGER PRIMARY KEY, tags BLOB",
         "removed": "tag BLOB PRIMARY KEY",
         # With kind "add" the last column has the tags of new rows.
@@ -292,9 +293,9 @@ class ClientState(StateFile):
         settings: TrainingSettings,
         facts: PartyFacts,
     ) -> ClientState:
-        """Create version 0, with a new key for tags, or replace an unfinished training.
+        """Create version 0 with a new key for tags; replace any unfinished training.
 
-        Raises PartyError if an id occurs twice, or training was finished before.
+        Raises PartyError if an id occurs twice, or if training is already finished.
         """
         state = cls(folder, model)
         key = os.urandom(32)
@@ -313,12 +314,12 @@ class ClientState(StateFile):
 
     @property
     def settings(self) -> TrainingSettings:
-        """The settings of the training."""
+        """The training settings."""
         return self._agreed()[0]
 
     @property
     def facts(self) -> PartyFacts:
-        """Further facts of the party's training."""
+        """Further facts about the party's training."""
         return self._agreed()[1]
 
     def _agreed(self) -> tuple[TrainingSettings, PartyFacts]:
@@ -340,7 +341,7 @@ class ClientState(StateFile):
     def tag(self, ids: Sequence[Any]) -> list[bytes]:
         """Return the tags of ids, 16 bytes of HMAC-SHA256 under the key of the file.
 
-        7 has the tag of "7". Without the file, tags reveal nothing about the ids.
+        7 has the same tag as "7". Without the file, tags reveal nothing about the ids.
         """
         with self._member() as db:
             return _hmacs(self._about(db, "tag_key")[0], ids)
@@ -384,7 +385,8 @@ class ClientState(StateFile):
         """Write the next version, to be committed once the server has saved it.
 
         It replaces a version that the same run has staged before. Raises PartyError if
-        the version is not the next, or `sizes` do not add up to the remaining rows.
+        the version is not the next one, or if `sizes` do not add up to the number of
+        remaining rows.
         """
         removed = list(dict.fromkeys(removed))
         with self._member(WRITE) as db:
@@ -414,7 +416,7 @@ class ClientState(StateFile):
         A staged version is committed, with an entry in the audit log, or dropped.
         Raises PartyError if the version is neither present nor staged by that run.
         """
-        version = int(version)  # SQLite takes no integer of NumPy
+        version = int(version)  # SQLite does not accept NumPy integers
         with self._member(WRITE) as db:
             present = self._about(db, "version, run")
             staged = db.execute(
@@ -449,7 +451,7 @@ class ClientState(StateFile):
             db.execute("DELETE FROM staged WHERE true")
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the audit log, oldest first, with the tags of rows of each entry."""
+        """Return the audit log, oldest entry first, with the tags of its rows."""
         log = self._log("time, kind, version, tags, redrawn")
         for entry in log:
             entry["tags"] = [tag.hex() for tag in _tags(entry["tags"])]
@@ -476,7 +478,7 @@ class ClientState(StateFile):
                 db.execute(f"DELETE FROM {table}")
 
     def remove_unfinished(self) -> None:
-        """Remove the file of a training that was not finished, at version 0, if any."""
+        """Remove the file if its training is unfinished (version 0)."""
         if not self.exists or self.version == 0:
             with self._errors():
                 self._path.unlink(missing_ok=True)
@@ -494,7 +496,7 @@ class ClientState(StateFile):
 
 
 def list_models(folder: Path) -> list[str]:
-    """Return the sorted ids of models with a state, unfinished trainings included."""
+    """Return the sorted ids of models with a state, unfinished training included."""
     try:
         paths = [path for path in Path(folder).iterdir() if path.suffix == ".sqlite"]
         return sorted(p.stem for p in paths if is_model_id(p.stem) and p.stat().st_size)
@@ -517,7 +519,7 @@ def now() -> str:
 
 
 def _hmacs(key: bytes, ids: Sequence[Any]) -> list[bytes]:
-    """Return HMAC-SHA256(key, id), shortened, of each id."""
+    """Return HMAC-SHA256(key, id), shortened, for each id."""
     keyed, tags = hmac.new(key, digestmod="sha256"), []
     for name in ids:
         tag = keyed.copy()  # faster than a new HMAC for each id
@@ -549,8 +551,8 @@ def _add(db: sqlite3.Connection, tags: Array) -> None:
 
 
 def _known(db: sqlite3.Connection, tags: Sequence[bytes]) -> Array:
-    """Return which tags are in the table of rows, Array of bool, shape (r,)."""
-    # NumPy ignores zeros at the end of bytes: harmless, since all have one length.
+    """Return which tags are in the table of rows, as booleans, shape (r,)."""
+    # NumPy ignores trailing zero bytes: harmless, since all tags have the same length.
     wanted = np.array(tags, f"S{TAG}")
     order = np.argsort(wanted)  # a search in order stays in the processor's cache
     wanted = wanted[order]

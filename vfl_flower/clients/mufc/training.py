@@ -1,14 +1,14 @@
 """A party's side of clusters that can forget (Algorithms 1, 2 and 5 of the paper).
 
-The module trains, and labels new rows. Forgetting is in
+This module trains clusters and labels new rows. Forgetting is in
 :mod:`vfl_flower.clients.mufc.forgetting`.
 
-What a party, a "client" of the paper, must remember from run to run is in its
-``state-dir`` (:mod:`vfl_flower.clients.mufc.state`): which rows it has trained on and
-which of them are its centroids, in the order drawn, as tags of their ids; and the sizes
-of their clusters. No value of a row is in it.
+A party (a "client" in the paper) stores in its ``state-dir`` what it needs from run to
+run (:mod:`vfl_flower.clients.mufc.state`): the tags of the ids of its training rows and
+of its centroids, in the order drawn, and the sizes of the centroids' clusters. The
+stored state contains no value of a row.
 
-Clustering happens in the cube to which the box scales the rows.
+The rows are clustered in the cube to which the box scales them.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ RowCenters = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUST
 
 @stored_as("vfl_flower.clients.mufc.MUFCState")
 class MUFCState:
-    """A party's state from its counts to the end of the run."""
+    """A party's state from sending its counts to the end of the run."""
 
     model: str
     """The id of the model."""
     settings: TrainingSettings
-    """The settings of the training."""
+    """The training settings."""
     n_rows: int
-    """Rows of the party's data."""
+    """Number of rows in the party's data."""
     stay: Array
-    """Bits that mark the rows taking part."""
+    """Bits that mark the rows that take part."""
     drawn: Array
-    """Row numbers of its centroids, in the order drawn, shape (k',)."""
+    """Row numbers of the party's centroids, in the order drawn, shape (k',)."""
     leaves: bool = False
     """Whether the party leaves the model."""
     labels: Array | None = None
@@ -72,7 +72,7 @@ class MUFCState:
 
 
 class Counts(TypedDict):
-    """Counts of centroids: a `message`, or without privacy `centroids` and `sizes`."""
+    """Counts of centroids: a `message` or, without privacy, `centroids` and `sizes`."""
 
     message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
     centroids: NotRequired[Annotated[Array, Reals("k n_columns", -0.5, 0.5)]]
@@ -80,7 +80,7 @@ class Counts(TypedDict):
 
 
 class Trained(Counts):
-    """Reply of :func:`train`; `totals` are the number of rows, and 0."""
+    """Reply of :func:`train`; `totals` has the number of rows, and 0."""
 
     totals: Annotated[Array, Reals("2"), IN_SUM]
     kept: bool
@@ -146,14 +146,14 @@ def train(
 @step
 @sums_over("none")
 def abandon(party: Party, model: str) -> Abandoned:
-    """Remove the state of a training that the server has abandoned."""
+    """Remove the state of a training run that the server has abandoned."""
     if party.state_dir is not None:
         ClientState(party.state_dir, model).remove_unfinished()
     return {}
 
 
 def code_of(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | None:
-    """Return the code that hides counts; None: they are sent in the clear."""
+    """Return the code that hides counts, or None if they are sent in the clear."""
     if settings.privacy == "none":
         return None
     with refusing():
@@ -161,13 +161,13 @@ def code_of(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum |
 
 
 def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
-    """Return the centroids and sizes, hidden or in the clear as set."""
+    """Return the centroids and sizes, hidden or in the clear as the settings say."""
     state = party.recall(MUFCState)
     settings = state.settings
     check_box(party, settings, state.drawn)
     if settings.shows_rows:
         party.share(state.drawn, "rows")
-    # Each row counts in the mean or the size of a cluster.
+    # Each row counts towards the mean or the size of a cluster.
     party.share(taking_part(state), "centroids")
     if settings.client_training == "full":
         _, centroids, labels = clustered_rows(party, state)
@@ -185,8 +185,8 @@ def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
 def clustered_rows(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
     """Return the rows that take part, and the centroids and labels of their clusters.
 
-    They are computed from the drawn rows and the rows that stay, whatever earlier
-    versions merged: see :func:`vfl_flower.numerics.mufc.merge_small`.
+    The clusters are computed from the drawn rows and the rows that stay, regardless of
+    merges in earlier versions: see :func:`vfl_flower.numerics.mufc.merge_small`.
     """
     rows = taking_part(state)
     blocks = mufc.BoxedRows(party.rows, state.settings.box, rows)
@@ -216,18 +216,18 @@ def commit(
 ) -> Committed:
     """Line 9: assign each row its centroid's global cluster; settle the version.
 
-    The sizes go into sums over the parties, and with `cost` the induced objective. Over
-    several sessions a server that chooses box and centres gets rows from it. A party
-    that leaves keeps its audit log and nothing else; if the model is not kept, no party
-    keeps anything.
+    The cluster sizes are summed over the parties and, with `cost`, so is the induced
+    objective. Over several sessions a server that chooses the box and the centres can
+    compute rows from the objective. A party that leaves keeps only its audit log; if
+    the model is not `kept`, no party keeps anything.
     """
     state = party.recall(MUFCState)
     if party.n_rows != state.n_rows:
-        raise PartyError("this party's data have changed during the run")
+        raise PartyError("this party's data changed during the run")
     check_box(party, state.settings, state.drawn)
     with np.errstate(over="ignore"):
         scaled = state.settings.box.scale(centers)
-    # Means of points of the cube, to within rounding.
+    # The centres are means of points of the cube, up to rounding.
     if not (np.abs(scaled) <= 1).all():
         raise PartyError("centers must be in the box")
     blocks, centroids, labels = clustered_rows(party, state)
@@ -265,11 +265,11 @@ def commit(
     return reply
 
 
-# -- a party's folder and file of requests to forget rows or add them -----------------
+# -- a party's folder, and its files of requests --------------------------------------
 
 
 def finish_served(state: ClientState) -> None:
-    """Remove the requests that the state has served from the party's files."""
+    """Remove served requests from the party's files."""
     removed, forgotten = state.removed(), list[str]()
 
     def are_served(ids: list[str]) -> list[bool]:
@@ -280,7 +280,7 @@ def finish_served(state: ClientState) -> None:
     row_requests.finish_requests(state.folder, row_requests.FORGET, are_served)
     if files := row_requests.files_naming(state.folder, forgotten):
         log.warning(
-            "these files of the state-dir still name forgotten ids, remove these: %s",
+            "files in the state-dir still name forgotten ids: remove the files %s",
             ", ".join(files),
         )
     row_requests.finish_requests(
@@ -305,13 +305,13 @@ def check_name(party: Party, facts: PartyFacts) -> None:
     """Raise ``PartyError`` if the state belongs to a party with a different name."""
     if facts.name != party.name:
         raise PartyError(
-            f"its state-dir has the state of party {facts.name!r}: each party must "
-            "keep its own folder and name"
+            f"the state-dir has the state of party {facts.name!r}: each party must "
+            "always use its own folder and name"
         )
 
 
 def check_columns(party: Party, facts: PartyFacts) -> None:
-    """Raise ``PartyError`` unless the data have the columns of training."""
+    """Raise ``PartyError`` unless the data have the training columns."""
     count = party.rows.shape[1]
     if count != facts.n_columns:
         raise PartyError(
@@ -328,13 +328,13 @@ def check_alone(party: Party, folder: Path, model: str) -> None:
     """Raise if a different party of the run has written to the same folder."""
     state = ClientState(folder, model)
     if state.exists and state.facts.name != party.name:
-        raise PartyError("state-dir must not be shared with a different party")
+        raise PartyError("state-dir must not be shared with another party")
     with refusing():
         count = len(set(list_models(folder)) - {model})
     if count:
         log.warning(
-            "the state-dir has %d other models: to forget a row in each, start a run "
-            "for each model, or remove its files",
+            "the state-dir has %d other models: to forget a row in all models, start a "
+            "run for each, or remove the files of the other models",
             count,
         )
 
@@ -346,12 +346,12 @@ def predictions_file(state: ClientState) -> Path:
 
 def remove_file(path: Path) -> None:
     """Remove a file of the state-dir, if it exists."""
-    with refusing_files("a file of its state-dir cannot be removed", path):
+    with refusing_files("a file of the state-dir cannot be removed", path):
         path.unlink(missing_ok=True)
 
 
 def warn_of_others(party: Party, rows: Array) -> None:
-    """Warn if some rows of the data take no part; drop their cache."""
+    """Warn if some rows of the data take no part, and drop the cache."""
     if len(rows) < party.n_rows:
         log.warning(
             "%d rows of the data take no part: remove forgotten rows from the file",
@@ -367,12 +367,12 @@ def drop_cache(party: Party) -> None:
 
 
 def ids_of(party: Party) -> list[str]:
-    """Return the ids of the party's rows, which it needs to forget some."""
+    """Return the ids of the party's rows, which forgetting requires."""
     ids = party.read_ids()
     if ids is None:
         raise PartyError("to forget rows by their ids, the data need an id-column")
     if len(ids) != party.n_rows:
-        raise PartyError("this party's data have changed while they were read")
+        raise PartyError("this party's data changed while they were read")
     return [str(value) for value in ids]
 
 
@@ -380,7 +380,7 @@ def ids_of(party: Party) -> list[str]:
 
 
 class BoxedCost(TypedDict):
-    """Reply of :func:`evaluate`: the rows that count, and their cost."""
+    """Reply of :func:`evaluate`: the number of rows that count, and their cost."""
 
     totals: Annotated[Array, Reals("2"), IN_SUM]
 
@@ -411,7 +411,7 @@ def _new_rows(
 def predict(
     party: Party, model: str, version: Version, before: str, centers: RowCenters
 ) -> Predicted:
-    """Give each row of the party's data the nearest centre; the labels stay here."""
+    """Assign each row of the party's data to the nearest centre; labels stay here."""
     rows, labels, _ = _new_rows(party, model, version, before, centers)
     named = f"{model}-{party.session:016x}"  # training writes {model}
     party.predictions = Predictions(labels, rows, named)
@@ -425,7 +425,7 @@ def predict(
 def evaluate(
     party: Party, model: str, version: Version, before: str, centers: RowCenters
 ) -> BoxedCost:
-    """Return how many rows count, and the sum of their squared distances to centres.
+    """Return the number of rows, and the sum of their squared distances to centres.
 
     A server that chooses centres freely could single out rows.
     """
@@ -453,7 +453,7 @@ def check_box(
             box.check(party.rows.take(rows))
         else:
             party.rows.map_reduce(lambda _, X: box.check(X), lambda *_: None, None)
-    except ValueError as error:  # it names a column, and no value
+    except ValueError as error:  # the error names a column but no value
         text = str(error)
         column = re.match(r"column (\d+), counted from 0,", text)
         if column and names:
@@ -463,7 +463,7 @@ def check_box(
 
 @contextmanager
 def same_values() -> Iterator[None]:
-    """Turn errors about rows that training could cluster into a refusal."""
+    """Refuse if rows that training could cluster now cause an error."""
     try:
         yield
     except ValueError:
