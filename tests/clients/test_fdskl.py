@@ -544,7 +544,7 @@ def test_steps_that_are_asked_too_early(call):
 def test_a_model_is_trained_once_in_a_run_and_not_where_it_predicts():
     for call in (ask, lambda party: fdskl.start(party, 0.0, SETUP, IMPLICIT)):
         for party in (fitted()[0], predicting()):
-            with pytest.raises(PartyError, match="has its model already"):
+            with pytest.raises(PartyError, match="already has its model"):
                 call(party)
     for call in (fdskl.fit, iterate):
         with pytest.raises(PartyError, match="this run only predicts"):
@@ -620,7 +620,7 @@ def test_the_distance_of_one_pair_is_no_median(rows):
         (started, {0: np.zeros(36)}, {}, "cover the 4 features of the .*, got 3"),
         (started, ALL, {"offsets": np.zeros(3)}, "offsets must hold one"),
         (started, {0: LARGE}, {"offsets": -LARGE[:4]}, "angles must be finite"),
-        (one_unknown, ALL, {}, "rows must be rows whose labels this party"),
+        (one_unknown, ALL, {}, "rows must have labels at this party"),
         (started, ALL, {"problem": LOGISTIC}, "loss must be 'square'"),
     ],
 )
@@ -635,13 +635,13 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
     ("party", "values", "rule"),
     [
         (unlabelled, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
-        (started, {"scores": np.zeros(2)}, "scores must be of instances"),
+        (started, {"scores": np.zeros(2)}, "scores must belong to instances"),
         (started, {"at": SummedRows(AT, np.zeros(3))}, "the same features in each"),
         (started, {"at": SummedRows(AT, np.zeros(6))}, "must cover the 0 .*got 3"),
         (started, {"at": SummedRows(AT, np.zeros(0))}, "instances of this party's own"),
         (started, {"at": SummedRows(AT, ANGLES), "size": 3}, FIT),
         (unlabelled, {"size": 2**40}, "size must be at most .* rows"),
-        (one_unknown, {"at": SummedRows(AT, ANGLES)}, "whose labels this party has"),
+        (one_unknown, {"at": SummedRows(AT, ANGLES)}, "must have labels at this party"),
     ],
 )
 def test_iterations_that_do_not_fit(party, values, rule):

@@ -1,4 +1,4 @@
-"""A party's addends of the sums of distances, angles (Algorithm 3) and scores."""
+"""A party's contributions to sums of distances, angles (Algorithm 3) and scores."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def distances(
     holder: Count,
     rows: state.ManyRows | None = None,
 ) -> Distances:
-    """Return this party's addends of distances of row pairs, as limbs, to `holder`."""
+    """Send `holder` this party's contributions to distances of row pairs, as limbs."""
     classes_of(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
@@ -76,8 +76,8 @@ def distances(
         return {"distances": split_limbs(pair_distances(party.rows, pairs, kernel))}
     except ValueError:
         raise PartyError(
-            "distances of rows must be below 2^120: standardise the columns, or set a "
-            "bandwidth"
+            "distances between rows must be below 2^120: standardise the columns, or "
+            "set a bandwidth"
         ) from None
 
 
@@ -89,9 +89,10 @@ def bandwidth(
     kernel: Kernel,
     distances: Annotated[Array, Reals(f"{len(PLACES) * PAIRS}"), SEALED],
 ) -> Bandwidth:
-    """Return the bandwidth that follows from the median of the summed distances.
+    """Return the bandwidth computed from the median of the summed distances.
 
-    There must be exactly 1,000: the median of one would be the distance of one pair.
+    There must be exactly 1,000 distances: the median of a single distance would be the
+    distance of one pair.
     """
     pairs = join_limbs(distances.reshape(len(PLACES), -1))
     resolution = party.n_parties * PLACES[-1]
@@ -118,12 +119,12 @@ def angles(
     send: state.Names | None = None,
     setup: state.Setup | None = None,
 ) -> PartialAngles:
-    """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
+    """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l for rows and features.
 
-    send: which arrays to give, if they travel from party to party: ``"angles_l"`` for
-        label holder l, and with shared features ``"offsets_l"``, the phases that the
+    send: the arrays to send, if they travel from party to party: ``"angles_l"`` for
+        label holder l and, with shared features, ``"offsets_l"``, the phases that the
         second tree adds up (line 7). Default: all angles.
-    setup: what the features are made from, if no earlier step has received it.
+    setup: the parameters of the features, if no earlier step has received them.
     """
     if setup is not None:
         state.begin(party, setup)
@@ -188,7 +189,7 @@ def _check_request(part: KernelPart, request: state.AngleRequest) -> None:
 
 
 def summed_angles(angles: Array, offsets: Array | None, rows: Array) -> Array:
-    """Return the summed angles of rows less the phases to remove, shape (n, M_l)."""
+    """Return the summed angles of rows minus the phases to remove, shape (n, M_l)."""
     if angles.dtype not in DTYPES.values():
         raise PartyError("angles must be integers of 8, 16 or 32 bits, or float64")
     if angles.size % len(rows):
@@ -219,7 +220,7 @@ def addends(
     size: int,
     columns: int,
 ) -> Array:
-    """Return a label holder's addends of the scores of rows; zeros elsewhere."""
+    """Return a label holder's contributions to scores of rows, or zeros elsewhere."""
     if at is None or partial is None:
         party.afford("size", size, columns)
         return np.zeros((size, columns))

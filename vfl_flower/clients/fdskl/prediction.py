@@ -87,17 +87,17 @@ def answer(
     last: bool = False,
     curves: Annotated[bool, OWN] = False,
 ) -> KernelAnswer:
-    """Algorithm 2 for blocks of rows, up to three of which overlap.
+    """Run Algorithm 2 for blocks of rows, up to three of which overlap.
 
-    In this order: this party's addends of the scores of one block (`at`); the answers
-    of the block before, whose scores have come (`done`); the angles of the block after
-    (`request`). A sole label holder has all of the scores of a block itself.
+    The order is: this party's contributions to the scores of one block (`at`); the
+    answers for the previous block, whose scores have arrived (`done`); and the angles
+    of the next block (`request`). A sole label holder computes all scores itself.
 
     columns, size: as for :func:`~vfl_flower.clients.fdskl.training.iterate`.
-    evaluate: report at the end the metrics of the answers for the rows whose labels the
-        receiver knows; otherwise the receiver stores its answers as predictions.
-    last: whether the receiver now has all answers.
-    curves: with the last evaluated answers: report means of bins of rows too.
+    evaluate: at the end, report the metrics of the answers for rows whose labels this
+        party knows; otherwise, store the answers as predictions.
+    last: whether the party that opens the scores now has all answers.
+    curves: with the last evaluated answers, also report means over bins of rows.
     """
     state, model_part = party.recall(fdskl.FDSKLState), fdskl.loaded_part(party)
     reply, partial = KernelAnswer(), None
@@ -131,7 +131,7 @@ def answer(
 
 
 def _coefficients(model_part: kernel_model.KernelPart) -> tuple[Array, Array]:
-    """Return coefficients and intercept of a label holder."""
+    """Return the coefficients and the intercept of a label holder."""
     if "coef" not in model_part:
         raise PartyError("this party holds no coefficients")
     return model_part["coef"], model_part["intercept"]
@@ -143,7 +143,7 @@ def _answer(
     done: fdskl.ScoredRows,
     y: Array | None,
 ) -> None:
-    """Turn summed scores of rows into predictions; with labels, also confidences."""
+    """Turn summed scores of rows into predictions and, with labels, confidences."""
     rows, scores = done.rows, done.scores
     shape = len(rows), len(_coefficients(model_part)[1])
     if scores.size != math.prod(shape):

@@ -2,7 +2,7 @@
 
 Between messages a party keeps the seed of its features. In the doubly stochastic form a
 label holder also keeps its coefficients and the features of one block. Only the party's
-part of the model outlives the run.
+local model outlives the run.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_FEATURES = 2**20
-"""Maximum number of features of a model; a party redraws all of them for a message."""
+"""Maximum number of features of a model; for a message a party redraws all of them."""
 
 APART = 30.0
 """Ratio of standard deviations above which the smaller column hardly counts."""
 
 Bits = Literal[8, 16, 32, 64]
-"""Bits of an angle: 8, 16 or 32 of a fraction of a turn, or turns in float64."""
+"""Bits of an angle: 8, 16 or 32 for a fraction of a full turn; 64: turns as float64."""
 
 Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 """A number of random features."""
 
 Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
-"""Largest absolute label, a power of two: 2^16 times it bounds a sum of scores."""
+"""Bound on the absolute labels, a power of two; 2^16 times it bounds sums of scores."""
 
 ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
-"""Numbers of rows, so many that one answer about all reveals little of each."""
+"""Row numbers, so many that one answer about all reveals little about each row."""
 
 Names = Annotated[list[str], MaxLen(2**12), ROUTE]
 """Names of the arrays to send in one message."""
@@ -64,9 +64,9 @@ Opened = Annotated[Array, Reals("*"), SEALED]
 class SharedFeatures:
     """Features that all parties know, as in Algorithm 3; for comparison only.
 
-    `seed` (hexadecimal) draws omega, `widths` are the numbers of columns in party
-    order, and `kept` names for each label holder the party whose phase stays on its
-    angles.
+    `seed` (hexadecimal) is the seed of omega, `widths` are the numbers of columns in
+    party order, and `kept` names, for each label holder, the party whose phase stays in
+    the holder's angles.
     """
 
     seed: str
@@ -91,13 +91,13 @@ class Setup:
     shared: SharedFeatures | None = None
     """None: each party draws its own features."""
     chooses: bool = False
-    """In the direct form: the label holder chooses how many times it takes each
-    angle, and so the bandwidth."""
+    """In the direct form: whether the label holder chooses the multiple of each angle,
+    and so the bandwidth."""
 
 
 @dataclass(frozen=True)
 class AngleRequest:
-    """Which angles to send: of `rows` and the first `stop` features, `bits` each."""
+    """The angles to send: for `rows` and the first `stop` features, in `bits` bits."""
 
     rows: RowNumbers
     stop: Features
@@ -127,8 +127,8 @@ class ScoredRows:
 class Problem:
     """The problem that the label holder solves, on the angles of `rows`.
 
-    `loss` is L, and `regularization` is lambda; with 0 cross-validation chooses it.
-    With `balanced` each class counts as much as any other. See
+    `loss` is L, and `regularization` is lambda, or 0 if cross-validation chooses
+    lambda. With `balanced` all classes count equally. See
     ``numerics/kernel_solvers.py``.
     """
 
@@ -142,9 +142,9 @@ class Problem:
 class Rule:
     """How label holders learn from a batch in the doubly stochastic form.
 
-    `step` is gamma of the published update; 0: the label holder chooses it, None: the
-    implicit step. `regularization` is lambda, or of the implicit step 1 / gamma, which
-    with 0 cross-validation chooses.
+    `step` is gamma of the published update. If it is 0, the label holder chooses gamma;
+    if it is None, the label holder takes the implicit step. `regularization` is lambda
+    or, for the implicit step, 1 / gamma, which cross-validation chooses if it is 0.
     """
 
     loss: LossName
@@ -158,25 +158,25 @@ class Rule:
 @shapes_only
 @dataclass
 class Training:
-    """A party's state of a model in training."""
+    """A party's state while a model is trained."""
 
     setup: Setup
     seed: str
-    """Seed of the party's own features, hexadecimal; its secret."""
+    """Seed of the party's own features, hexadecimal; a secret of the party."""
     n_columns: int
-    """Number of its columns, which must not change during the run."""
+    """Number of the party's columns, which must not change during the run."""
     classes: Array = field(default_factory=lambda: np.zeros(0))
-    """At a label holder the labels of the classes, in the order of the columns of f."""
+    """At a label holder: the labels of the classes, in the order of f's columns."""
     rule: Rule | None = None
     """In the doubly stochastic form, the rule for learning."""
     alpha: Array | None = None
-    """At a label holder the coefficients so far, for each of K steps: (M_l, K C)."""
+    """At a label holder: the coefficients so far for K step sizes, shape (M_l, K C)."""
     intercept: Array = field(default_factory=lambda: np.zeros(1))
-    """At a label holder the intercept, shape (C,)."""
+    """At a label holder: the intercept, shape (C,)."""
     steps: Array = field(default_factory=lambda: np.ones(1))
     """Step sizes of the published update, shape (K,)."""
     losses: Array = field(default_factory=lambda: np.zeros(1))
-    """Sums of the mean losses of the second half of batches before learning, (K,)."""
+    """Sums of mean losses on the later half of the batches, before learning, (K,)."""
     waiting: Array | None = None
     """Summed angles of the instances whose scores are awaited, shape (B, M_l)."""
     labels: Array | None = None
@@ -184,7 +184,7 @@ class Training:
     scale: float | None = None
     """Largest absolute label, in the doubly stochastic form."""
     multiple: int = 0
-    """The multiple of each angle that the label holder takes; 0: not chosen yet."""
+    """The multiple of each angle that the label holder uses; 0: not chosen yet."""
 
 
 @stored_as("vfl_flower.clients.fdskl.FDSKLState")
@@ -194,14 +194,14 @@ class FDSKLState:
     training: Training | None = None
     """None in a run that only predicts."""
     answers: Array = field(default_factory=lambda: np.zeros(0))
-    """At the receiver of the scores, its answers so far, shape (n,)."""
+    """At the party that opens the scores: its answers so far, shape (n,)."""
     sure: Array = field(default_factory=lambda: np.zeros(0))
-    """If these are evaluated, for two classes f(x), for more the probability of the
-    label, shape (n,)."""
+    """If the answers are evaluated: f(x) for two classes, or the probability of the
+    label for more classes, shape (n,)."""
     rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
-    """The rows that the answers are for, shape (n,)."""
+    """The rows of the answers, shape (n,)."""
     evaluated: bool = False
-    """Whether the party has reported the errors of its answers, once a session."""
+    """Whether the party has reported its errors; it does so only once in a session."""
 
 
 def training_of(party: Party) -> Training:
@@ -213,9 +213,9 @@ def training_of(party: Party) -> Training:
 
 
 def begin(party: Party, setup: Setup) -> Training:
-    """Draw the seed of the party's features, and check its labels, once a run."""
+    """Draw the seed of the party's features, and check its labels, once per run."""
     if party.part:
-        raise PartyError("this run has its model already")
+        raise PartyError("this run already has its model")
     try:
         training = training_of(party)
     except PartyError:  # the first step that trains
@@ -234,7 +234,7 @@ def _new_training(party: Party, setup: Setup) -> Training:
     if several and setup.target == "binary" and list(classes) not in codes:
         raise PartyError(
             "labels must be 0 and 1, or -1 and 1, if several parties hold labels, so "
-            "that they have the same meaning at all of them"
+            "that a label has the same meaning at all of these parties"
         )
     _warn_of_scales(party)
     seed = party.secret_bytes("features", 16).hex()
@@ -245,7 +245,7 @@ def _new_training(party: Party, setup: Setup) -> Training:
 
 
 def _warn_of_scales(party: Party) -> None:
-    """Warn, here at the party, where one bandwidth cannot fit all of its columns."""
+    """Warn, here at the party, if one bandwidth cannot fit all of its columns."""
     few = np.linspace(0, party.n_rows - 1, min(party.n_rows, 1000)).astype(np.intp)
     scales = np.asarray(party.rows.take(few), dtype=np.float64).std(axis=0)
     scales = scales[scales > 0]
@@ -283,7 +283,7 @@ def _check_setup(party: Party, setup: Setup) -> None:
         place >= party.n_parties or place == holder
         for place, holder in zip(shared.kept, holders, strict=True)
     ):
-        raise PartyError("shared.kept must name, for each holder, a different party")
+        raise PartyError("shared.kept must name, for each holder, another party")
 
 
 def part_of(party: Party, training: Training) -> KernelPart:

@@ -1,4 +1,4 @@
-"""A label holder solves for its coefficients, at once or by Algorithm 1."""
+"""How a label holder solves for its coefficients: at once, or by Algorithm 1."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _labels(party: Party, rows: Array) -> Array:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     if np.isnan(y).any():
-        raise PartyError("rows must be rows whose labels this party has")
+        raise PartyError("rows must have labels at this party")
     return y
 
 
@@ -44,7 +44,7 @@ def _labels(party: Party, rows: Array) -> Array:
 
 
 def _weights(problem: state.Problem, Y: Array) -> Array | None:
-    """Return n / (K n_c) for rows of a class c of n_c rows; None if all count alike."""
+    """Return n / (K n_c) for rows of class c with n_c rows; None without balancing."""
     if not problem.balanced:
         return None
     label = (Y[:, 0] > 0).astype(int) if Y.shape[1] == 1 else Y.argmax(axis=1)
@@ -72,7 +72,7 @@ def _check_loss(loss: LossName, target: Target) -> None:
 
 
 class FittedKernel(TypedDict):
-    """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
+    """Reply of :func:`fit`; only the label holder sends more than `kept`."""
 
     kept: bool
     columns: NotRequired[Columns]
@@ -91,14 +91,14 @@ def fit(
     angles: state.Summed = None,
     offsets: state.Opened | None = None,
 ) -> FittedKernel:
-    """Solve for the coefficients at the label holder; the others store their features.
+    """Solve for the label holder's coefficients; other parties store their features.
 
     angles: the summed angles of the rows, in consecutive numbered blocks.
     offsets: phases to subtract from the angles, shape (M,).
     """
     training = state.training_of(party)
     if party.part:
-        raise PartyError("this run has its model already")
+        raise PartyError("this run already has its model")
     setup = training.setup
     if problem is None:
         return {"kept": state.keep_part(party, training)}
@@ -122,8 +122,8 @@ def fit(
         reply["multiple"] = training.multiple
     reply["columns"] = Y.shape[1]
     if (Y[:1] == Y).all(axis=0).any():
-        # Each refusal would reveal that some rows of the server's choice have equal
-        # labels; the constant model ends the run.
+        # The server chooses the rows, and a refusal would reveal that their labels are
+        # equal; so the run ends with the constant model.
         log.warning("all training labels are equal: the model is constant")
         coef, intercept, loss = np.zeros((M, Y.shape[1])), Y[0], None
         reply["converged"] = 0.0
@@ -160,7 +160,7 @@ def _joined(blocks: Mapping[int, Array]) -> Array:
 
 
 class Picked(TypedDict, total=False):
-    """Reply of :func:`start`: a label holder gives all of it, the others nothing."""
+    """Reply of :func:`start`, which is empty unless the party is a label holder."""
 
     rows: Annotated[Array, Whole("instances", below="n_rows")]
     columns: Columns
@@ -176,7 +176,7 @@ class Iterated(TypedDict, total=False):
 
 
 @step
-@sums_over("none", "it draws rows, and says of how many classes")
+@sums_over("none", "it draws rows, and reports the number of classes")
 @reveals("angles")
 def start(
     party: Party,
@@ -234,12 +234,12 @@ def iterate(
 ) -> Iterated:
     """Lines 5 to 10 of Algorithm 1, for up to three iterations that overlap.
 
-    In this order: the step of the iteration whose scores have come (lines 9 and 10);
-    this party's addends of the scores of the next one's instances (lines 6 and 7); and
-    the angles of the one after that (line 5). A sole label holder has all of the scores
-    itself, and takes the step at once.
+    The order is: the step of the iteration whose scores have arrived (lines 9 and 10);
+    this party's contributions to the scores of the next iteration's instances (lines 6
+    and 7); and the angles of the iteration after that (line 5). A sole label holder
+    computes all scores itself, and takes the step at once.
 
-    columns, size: C, and for how many instances to send addends of the scores; 0: none.
+    columns, size: C, and the number of instances to send contributions for, or 0.
     scores: summed scores of this party's instances in the last message, shape (B C,).
     """
     training = state.training_of(party)
@@ -272,7 +272,7 @@ def iterate(
 
 
 def _scores_of(party: Party, training: state.Training, at: state.SummedRows) -> Array:
-    """Return this party's addends of the scores of instances, shape (B, K C)."""
+    """Return this party's contributions to the instances' scores, shape (B, K C)."""
     summed = summed_angles(at.angles, at.offsets, at.rows)
     party.afford("at", *summed.shape)
     alpha, block = training.alpha, training.setup.block
@@ -284,7 +284,7 @@ def _scores_of(party: Party, training: state.Training, at: state.SummedRows) -> 
             f"angles must cover the {count} features of the label holder, or {block} "
             f"more, got {summed.shape[1]}"
         )
-    if summed.shape[1] > count:  # its round: the new features are its own
+    if summed.shape[1] > count:  # its own round: the new features are this party's
         training.waiting = summed
         training.labels = signs_of(
             _labels(party, at.rows), training.setup.target, training.classes
@@ -300,7 +300,7 @@ def _learn(
     """Lines 9 and 10: the step of the iteration whose scores are known."""
     angles, y, alpha = training.waiting, training.labels, training.alpha
     if angles is None or y is None or alpha is None:
-        raise PartyError("scores must be of instances of this party's own round")
+        raise PartyError("scores must belong to instances of this party's own round")
     K, setup = alpha.shape[1] // y.shape[1], training.setup
     if scores.size != K * y.size:
         raise PartyError(f"scores must hold {K * y.size} numbers, got {scores.size}")
