@@ -458,7 +458,7 @@ def asked(made, roles, **changes):
     [
         ({}, {"counted": 3}, "counted must be the number of columns of the"),
         ({"rows": N - 1}, {}, "rows must be the number of training rows"),
-        ({"turn": 1}, {}, "turn must be 0, the next"),
+        ({"turn": 1}, {}, "turn must be 0, the next round"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
         *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
@@ -519,9 +519,9 @@ def test_a_party_takes_two_turns_and_each_once():
     for turn in range(2):
         roles = dataclasses.replace(first, turn=turn)
         asked(made, roles)
-        with pytest.raises(PartyError, match=f"turn must be {turn + 1}, the next"):
+        with pytest.raises(PartyError, match=f"turn must be {turn + 1}, the next r"):
             asked(made, roles)
-    with pytest.raises(PartyError, match="turn must be 2, the next, and below 2"):
+    with pytest.raises(PartyError, match="turn must be 2, the next round, and below"):
         asked(made, dataclasses.replace(roles, turn=2))
 
 
@@ -790,7 +790,7 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
     made, roles = scoring(trained, 1)
     made.remember(ridge_scores.ScoresState())
     asked = {"outputs": 1, "bits": 16, "angles": np.zeros(8, "u2")}
-    with pytest.raises(PartyError, match="must follow the step rows, once"):
+    with pytest.raises(PartyError, match="must run only once, after the step rows"):
         ridge_scores.products(made, **asked, weights={2: np.zeros(8, np.uint8)})
     dealt = dealing.deal_rows(5, bytes(32), roles, 1)[1]
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)}
@@ -848,12 +848,12 @@ BARE |= {"angles": None, "bits": 16}
         (hiding, party.open_joint, {"angles": ANGLES}, "angles must be sent"),
         (lambda: hiding(0), party.open_joint, {}, "angles must be sent"),
         (lambda: hiding(0), products.multiply, {}, "must include the openings"),
-        (MODELLED, party.prepare, {"task": TASK}, "has its model already"),
+        (MODELLED, party.prepare, {"task": TASK}, "already has its model"),
         (
             lambda: lone(0),
             ridge_scores._joint_shares,
             BARE,
-            "angles must be given for joint",
+            "angles must be given if and only if",
         ),
     ],
 )
@@ -881,7 +881,7 @@ def test_joint_features_are_opened_once_a_turn_and_products_made_once():
 @pytest.mark.parametrize(
     ("label", "task", "rule"),
     [
-        (np.nan, {}, "all rows to train on must have a label"),
+        (np.nan, {}, "all training rows must have a label"),
         (1.0, {"target": "multiclass"}, "must have at least three values"),
     ],
 )
@@ -896,9 +896,9 @@ def test_labels_that_do_not_fit_the_target(label, task, rule):
     ("step", "changes", "rule"),
     [
         ("hide_rows", {}, "before the step relevance"),
-        ("relevance", {"kinds": [1] * 9}, "kinds must be the numbers of local"),
+        ("relevance", {"kinds": [1] * 9}, "kinds must give the number of local"),
         ("relevance", {"counted": 3}, "must be the number of the other parties'"),
-        ("fit", {"kinds": [1] * 9}, "kinds must be the numbers of local"),
+        ("fit", {"kinds": [1] * 9}, "kinds must give the number of local"),
     ],
 )
 def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):

@@ -1,1 +1,1 @@
-"""Ridge on columns that nobody pools: the party's side."""
+"""Ridge regression on columns that are not pooled: the party's side."""

@@ -26,7 +26,7 @@ from vfl_flower.typing import Array
 step = step_of("ridge")
 
 ROW_NUMBERS = 2**25
-"""Maximum number of values in the columns of the rows that are predicted together."""
+"""Maximum number of values in the rows that are predicted together."""
 
 
 def row_blocks(rows: int, columns: int) -> list[Array]:
@@ -35,28 +35,29 @@ def row_blocks(rows: int, columns: int) -> list[Array]:
 
 
 def root_of(party: Party) -> bytes:
-    """Return the secret of a dealing party, the same for repeated requests."""
+    """Return the secret of a party that deals, the same for repeated requests."""
     return derive_key(party.run_secret, [labels.ANGLES_DEALER])
 
 
 class DealtParts(TypedDict, total=False):
-    """Reply of :func:`deal`: for each party."""
+    """Reply of :func:`deal`: messages for each party."""
 
     turn_parts: Secrets
     row_parts: Secrets
 
 
 @step
-@sums_over("none", "it sends random numbers alone")
+@sums_over("none", "it sends only random numbers")
 def deal(
     party: Party,
     roles: Roles | None = None,
     row_roles: Roles | None = None,
     outputs: Columns = 1,
 ) -> DealtParts:
-    """Send the dealer's randomness, instead of the server, for a Gram matrix and rows.
+    """In place of the server, send the dealer's randomness for a Gram matrix and rows.
 
-    The second party's randomness for cosines follows while others hide their angles.
+    The second party's randomness for cosines follows while the parties hide their
+    angles.
     """
     reply: DealtParts = {}
     if roles is not None:
@@ -73,7 +74,7 @@ def deal(
 
 
 class RidgePartInfo(TypedDict):
-    """Reply of :func:`part`; the dealing party has more for each party."""
+    """Reply of :func:`part`; a dealer also sends randomness for each party."""
 
     index: Count
     parties: Natural
@@ -87,15 +88,15 @@ class RidgePartInfo(TypedDict):
 
 
 @step
-@sums_over("none", "it sends random numbers alone")
+@sums_over("none", "it sends only random numbers")
 def part(
     party: Party, dealt_by: Place | None = None, second: Place | None = None
 ) -> RidgePartInfo:
     """Describe the local model; a dealer sends randomness for the first new rows.
 
-    A dealing party knows each party's number of columns from its local model, so the
-    others need not wait for its randomness. By default the server is the dealer, and
-    the second party is the first of the others.
+    A party that deals knows each party's number of columns from its local model, so the
+    other parties need not wait for its randomness. By default the server is the dealer,
+    and the second party is the first one that neither deals nor holds the labels.
     """
     if "local" not in party.part:
         raise PartyError("this run has no model of this strategy")

@@ -1,8 +1,8 @@
-"""Scores of rows by a kernel model that was solved from sums of products.
+"""Score rows with a kernel model that was solved from sums of products.
 
-New rows, and rows that were held out, have the same features as in training. The
-weights are the label holder's secret, a row's features nobody's, and the label holder
-alone opens the scores.
+New rows and held-out rows have the same features as in training. Only the label holder
+knows the weights, nobody knows all features of a row, and only the label holder opens
+the scores.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ step = step_of("ridge")
 @shapes_only
 @dataclass
 class RowsState:
-    """A party's state of rows that are being scored."""
+    """A party's state while one set of rows is scored."""
 
     roles: Roles
-    """The roles; the columns exclude those of the first party."""
+    """The roles, without the columns of the first party."""
     dealt: Array
-    """The correlated randomness that it received."""
+    """The correlated randomness that the party received."""
     rows: Array
-    """Numbers of the rows, shape (m,)."""
+    """Row numbers, shape (m,)."""
 
 
 @stored_as("vfl_flower.clients.ridge.scores.ScoresState")
@@ -69,15 +69,15 @@ class ScoresState:
     """A party's state between messages while rows are scored."""
 
     turns: int = 0
-    """How many sets of rows were started."""
+    """Number of sets of rows whose scoring has started."""
     rows: RowsState | None = None
     """The state of the rows that are being scored."""
     scores: Array = field(default_factory=lambda: np.zeros((0, 1)))
-    """At the label holder the scores so far, shape (m, K)."""
+    """At the label holder: the scores so far, shape (m, K)."""
     scored: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
-    """Their rows, shape (m,)."""
+    """The rows of these scores, shape (m,)."""
     evaluated: bool = False
-    """Whether the label holder has reported its errors, once a session."""
+    """Whether the label holder has reported errors, which it does once in a session."""
 
 
 class HiddenRows(TypedDict, total=False):
@@ -90,13 +90,13 @@ class HiddenRows(TypedDict, total=False):
 
 
 class Products(TypedDict, total=False):
-    """Reply of :func:`products`: of the second party, for the first."""
+    """Reply of :func:`products`, from the second party to the first."""
 
     products: Secrets
 
 
 def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalColumns]:
-    """Return the party's local model, its columns of rows, and its local columns."""
+    """Return the party's local model, its columns for rows, and its local columns."""
     if "local" not in party.part:
         raise PartyError("this run has no model of this strategy")
     X = np.asarray(party.rows.take(rows.astype(np.intp)), dtype=np.float64)
@@ -116,12 +116,12 @@ def rows(
     row_parts: Secrets | None = None,
     first_rows: Secrets | None = None,
 ) -> HiddenRows:
-    """Send angles and local columns of rows, and the label holder's weights, hidden.
+    """Send rows' angles, and local columns or the label holder's weights, all hidden.
 
     roles: the roles, without columns of the label holder.
-    outputs: K, the number of scores of a row; they count as columns.
-    dealt, row_parts, first_rows: what the dealer sends: the server, or a party, in
-        reply to this request or earlier.
+    outputs: K, the number of scores per row; each counts as a column.
+    dealt, row_parts, first_rows: the dealer's message. The dealer is the server, or a
+        party that sends its message now or has sent it earlier.
     """
     part, X, local = _features(party, numbers)
     index, holder = party.index or 0, "coef" in part
@@ -130,7 +130,7 @@ def rows(
     if roles.first != part["holder"] or holder != (index == roles.first):
         raise PartyError("scores must be opened by the party with the weights")
     if roles.joint != part["n_features"] or roles.rows != len(numbers):
-        raise PartyError("joint must match the model, and rows the requested rows")
+        raise PartyError("joint must match the model, and rows must match the request")
     if holder and outputs != len(part["intercept"]):
         raise PartyError(
             f"outputs must be {len(part['intercept'])}, as in the model, got {outputs}"
@@ -170,7 +170,7 @@ def rows(
 
 
 def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
-    """Return the weights of the features that others contribute to, and their bits."""
+    """Return the weights of features to which other parties contribute, and bits."""
     start = sum(roles.owners[: roles.first])
     w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
     _, unit = math.frexp(np.abs(w).sum(axis=0).max())
@@ -181,7 +181,7 @@ def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
 def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
     state = party.recall(ScoresState)
     if state.rows is None:
-        raise PartyError("this step must follow the step rows, once")
+        raise PartyError("this step must run only once, after the step rows")
     return state, state.rows
 
 
@@ -196,7 +196,7 @@ def products(
     cosines: FromServer | None = None,
     row_cosines: Secrets | None = None,
 ) -> Products:
-    """Open joint features of rows under a mask, and send a share of the scores."""
+    """Open the rows' joint features under a mask, and send a share of the scores."""
     if weights is None:
         return {}
     state, of_rows = _rows_state(party)
@@ -234,7 +234,7 @@ def _joint_shares(
     """Yield the shares of joint features of each block of rows; none without angles."""
     roles, dealt = of_rows.roles, of_rows.dealt[: ridge.HEAD]
     if (angles is not None) != bool(roles.joint):
-        raise PartyError("angles must be given for joint features, and only then")
+        raise PartyError("angles must be given if and only if there are joint features")
     if angles is None:
         starts = range(0, roles.rows, shares.BLOCK_ROWS)
         sizes = (min(shares.BLOCK_ROWS, roles.rows - start) for start in starts)
@@ -246,7 +246,7 @@ def _joint_shares(
 
 
 def _others(roles: Roles) -> list[int]:
-    """Return the places of the parties whose columns the first one multiplies."""
+    """Return the places of the parties whose columns the first party multiplies."""
     return [j for j in range(len(roles.owners)) if j != roles.first]
 
 
@@ -272,11 +272,11 @@ def scores(
     last: bool = True,
     curves: bool = False,
 ) -> evaluation.Measures:
-    """Open the scores of rows, at the label holder.
+    """Open the scores of rows at the label holder.
 
-    products, hidden: what the second party, and all others, have sent.
-    evaluate: compare with the labels; otherwise the answers are stored as predictions.
-    curves: with the last rows that are evaluated: report means of bins of rows too.
+    products, hidden: the messages of the second party, and of all other parties.
+    evaluate: compare the answers with the labels; otherwise, store them as predictions.
+    curves: with the last evaluated rows, also report means over bins of rows.
     """
     state, of_rows = _rows_state(party)
     state.rows = None
@@ -324,7 +324,7 @@ def _opened(
     roles = of_rows.roles
     others = _others(roles)
     if list(products) != [roles.second] or sorted(hidden) != others:
-        raise PartyError("scores must have the replies of all other parties")
+        raise PartyError("scores must follow from the replies of all other parties")
     part, X, local = _features(party, of_rows.rows)
     deal = dealing.row_deal(roles, party.session, len(part["intercept"]))
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")

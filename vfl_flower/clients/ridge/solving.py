@@ -34,17 +34,17 @@ step = step_of("ridge")
 
 
 class Mixed(TypedDict, total=False):
-    """Reply of :func:`relevance`: of the label holder, for each other party."""
+    """Reply of :func:`relevance`, from the label holder to each other party."""
 
     probes: products.Secrets
 
 
 class FittedRidge(TypedDict):
-    """Reply of :func:`fit`; the label holder alone gives more than `kept`.
+    """Reply of :func:`fit`; only the label holder sends more than `kept`.
 
-    `constant`: the label holder used none of its labels, since they break a rule on
-    these rows or no model fits them. The model is then the mean of all its labels, or
-    the frequencies of their classes, and `cv_score` is its error.
+    `constant`: whether the label holder used none of its labels, since they break a
+    rule on these rows or no model fits them. The model is then the mean of all its
+    labels, or the frequencies of the classes, and `cv_score` is that model's error.
     """
 
     kept: bool
@@ -66,11 +66,12 @@ def relevance(
     frequencies: products.Secrets | None = None,
     triples: products.FromServer | None = None,
 ) -> Mixed:
-    """Solve at the label holder, and let each other party know which columns matter.
+    """Solve at the label holder, and report to other parties which columns matter.
 
     kinds, share: as for :func:`fit`.
-    widths, counted: columns of each party, and of all other parties for their consent.
-    triples: the server's triples for it, one party after another.
+    widths, counted: the number of columns of each party, and of all other parties
+        together, as consent counts them.
+    triples: the server's triples for the label holder, in party order.
     """
     state = party.recall(ridge.RidgeState)
     roles, joint = _computed(party).roles, state.joint
@@ -115,7 +116,7 @@ def fit(
 ) -> FittedRidge:
     """Solve at the label holder; each party keeps its local model.
 
-    kinds: numbers of local columns of each kind, of each party.
+    kinds: the number of local columns of each kind, party by party.
     """
     state, product = party.recall(ridge.RidgeState), _computed(party)
     task, settings, first = state.task, state.joint, product.roles.first
@@ -146,7 +147,7 @@ def fit(
     if party.y is not None:
         _, solved, order = _solve(party, state, kinds, share or {}, fitted.local)
         scale = state.y_scale
-        # In the order of the Gram matrix, without the targets and the ones.
+        # In the order of the Gram matrix, without the targets and the column of ones.
         places = np.argsort(order[: len(solved.weights)])
         part |= {
             "coef": scale * solved.weights[places],
@@ -178,7 +179,7 @@ def _computed(party: Party) -> products.ProductState:
 
 def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
     if len(kinds) != KINDS * party.n_parties:
-        raise PartyError("kinds must be the numbers of local columns of each kind")
+        raise PartyError("kinds must give the number of local columns of each kind")
     return [sum(kinds[k : k + KINDS]) for k in range(0, len(kinds), KINDS)]
 
 
@@ -191,15 +192,15 @@ def _solve(
 ) -> tuple[Array, GramFit, Array]:
     """Open the Gram matrix and solve.
 
-    Return the matrix in an order with local columns, joint ones by bandwidth, targets
-    and ones; the solution; and that order.
+    Return the matrix, ordered as local columns, joint features by bandwidth, targets
+    and the column of ones; the solution; and that order.
     """
     task, product = state.task, _computed(party)
     roles = product.roles
     expected = list(roles.owners)
     expected[roles.first] = local.n_columns
     if _local_widths(party, kinds) != expected:
-        raise PartyError("kinds must be the numbers of local columns of each kind")
+        raise PartyError("kinds must give the number of local columns of each kind")
     counts = state.joint.counts if state.joint is not None else []
     order = _order(roles, local.n_columns, counts)
     gram = products.opened(party, product, share)[np.ix_(order, order)]
@@ -219,7 +220,7 @@ def _solve(
 
 
 def _constant(party: Party, state: ridge.RidgeState, M: int) -> GramFit:
-    """Return the constant model of all labels of the party, whatever the rows."""
+    """Return the constant model of all the party's labels, regardless of the rows."""
     assert party.y is not None
     y, target = np.asarray(party.y, dtype=np.float64), state.task.target
     y, ones = y[~np.isnan(y)], np.ones(ridge.outputs_of(state))
@@ -239,10 +240,10 @@ def _constant(party: Party, state: ridge.RidgeState, M: int) -> GramFit:
 
 
 def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
-    """Return the map from f to log odds, whose sign or largest value decides.
+    """Return the map from f to log odds; their sign or maximum decides the class.
 
-    Log odds of several classes are determined up to a constant in each row: their mean
-    is 0.
+    Log odds of several classes are determined only up to a constant in each row, so
+    their mean is set to 0.
     """
     slope, offset, K = part["slope"], part["offset"], len(part["offset"])
     if K > 1:
@@ -257,7 +258,7 @@ def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _balance(gram: Array, outputs: int) -> Array:
-    """Return the inverse number of rows of each class, from the sums of the targets."""
+    """Return the inverse of each class's row count, from the sums of the targets."""
     ones = gram[-1 - outputs :, -1]
     counts = 0.5 * (ones[-1] + ones[:-1])
     if outputs == 1:
@@ -270,8 +271,8 @@ def drawn_probes(
 ) -> Array:
     """Return B for frequencies times their bandwidths, shape (A, probes).
 
-    In units of the standard deviation of f over the training rows; of the Gram matrix
-    that is solved, whose joint features are the last ones, by bandwidth.
+    B is in units of the standard deviation of f over the training rows. It is computed
+    from the Gram matrix that is solved, whose joint features come last, by bandwidth.
     """
     weights, n, A = solved.weights, gram[-1, -1], joint.angles
     M = len(weights)
@@ -288,7 +289,7 @@ def drawn_probes(
 
 
 def _order(roles: Roles, local: int, counts: Sequence[int]) -> Array:
-    """Return the places of local columns, joint ones by bandwidth, targets and ones."""
+    """Return the places of local columns, joint features, targets, column of ones."""
     start = sum(roles.owners[: roles.first]) + local
     stop = sum(roles.owners[: roles.first + 1])
     first, angles = roles.columns - roles.joint, roles.joint // 2

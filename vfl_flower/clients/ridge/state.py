@@ -1,4 +1,4 @@
-"""Requests to a party of a ridge model, its state, and shares of joint features."""
+"""Requests to a party in ridge, the party's state, and shares of joint features."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ MOST_KERNELS = 8
 """Maximum number of bandwidths."""
 
 Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
-"""Bound at which no scaled angle overflows: a refusal would reveal values."""
+"""Bandwidth, within bounds at which no scaled angle overflows: a refusal would reveal
+values."""
 
 Density = Annotated[float, Gt(0), Le(1)]
 """Probability that an angle includes a column."""
@@ -58,11 +59,11 @@ class Task:
     test_fraction: Fraction
     """Share of the rows held out."""
     rows: Natural
-    """Number of training rows among the others."""
+    """Number of training rows among the rows that are not held out."""
     most: Count
     """Maximum number of local columns of a party."""
     values: Count
-    """Maximum number of value columns, if there are more."""
+    """Maximum number of value columns, if it is above `most`."""
     balanced: bool = False
     """Whether all classes count equally, whatever their numbers of rows."""
     linear: bool = False
@@ -77,7 +78,7 @@ class Joint:
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
     """The number of angles of each bandwidth."""
     densities: Annotated[list[Density], MinLen(1), MaxLen(MOST_KERNELS)]
-    """Of each bandwidth."""
+    """The density of each bandwidth."""
     bits: AngleBits
     relevant: bool = False
     """Whether columns are scaled by the root of their relevance."""
@@ -94,19 +95,19 @@ class RidgeState:
 
     task: Task
     joint: Joint | None = None
-    """Joint features of this round; none in a linear model."""
+    """Joint features of this round; None in a linear model."""
     turns: int = 0
-    """How many Gram matrices the party has started to compute."""
+    """Number of Gram matrices that the party has started to compute."""
     angles: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """The dealer's message for its angles in this round, uint8."""
+    """The dealer's message for the party's angles in this round, uint8."""
     multiple: int = 0
     """Multiple of each angle in this round; 0: not yet known."""
     triple: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """The dealer's message for the relevance of its columns, uint8."""
+    """The dealer's message for the relevance of the party's columns, uint8."""
     pilot: Roles | None = None
-    """Roles of the round that shows the relevance."""
+    """Roles in the round that finds the relevance."""
     relevance: Array = field(default_factory=lambda: np.zeros(0))
-    """Factors of its scaled columns, shape (d,); empty: all 1."""
+    """Factors of the party's scaled columns, shape (d,); empty: all 1."""
     # At the label holder:
     y_mean: float = 0.0
     y_scale: float = 1.0
@@ -117,13 +118,13 @@ class RidgeState:
     classes: Array = field(default_factory=lambda: np.zeros(0))
     """The labels of the classes."""
     muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The local columns that are 0 to protect single rows beside the labels."""
+    """The local columns set to 0: with the labels they would reveal single rows."""
     constant: bool = False
-    """Whether its labels break a rule, so that zeros replace the targets."""
+    """Whether the party's labels break a rule, so that zeros replace the targets."""
 
 
 def training_rows(party: Party, task: Task) -> Array:
-    """Return the numbers of the rows, from public values and no label."""
+    """Return the training rows' numbers, which depend on public values alone."""
     n, fraction = party.n_rows, task.test_fraction
     with refusing():
         return split.training_rows(n, fraction, task.rows, party.seed)
@@ -165,7 +166,7 @@ def outputs_of(state: RidgeState) -> int:
 def angles_of(
     party: Party, state: RidgeState, joint: Joint, fitted: OwnColumns, rows: slice
 ) -> Array:
-    """Return the party's addends of the angles of rows."""
+    """Return the party's contributions to the angles of rows."""
     Z = local_columns.scaled_columns(fitted.local, fitted.X[rows])
     Z = Z * state.relevance if joint.relevant else Z
     made = _features_of(party, state, joint, Z.shape[1])
@@ -186,25 +187,25 @@ def _features_of(
 
 
 def seed_of(party: Party, joint: Joint) -> int:
-    """Return the seed of the party's own features, its secret."""
+    """Return the seed of the party's own features, a secret of the party."""
     name = "relevant features" if joint.relevant else "features"
     return int.from_bytes(party.secret_bytes(name, 16))
 
 
 # -- joint features of rows under shares ----------------------------------------------
 # The angle of a joint feature is a sum over all parties. Each party adds random angles,
-# from a seed of the dealer, and sends the result for the two parties that compute.
-# These two get the sums, which are uniform, and each makes its shares of the cosines
-# and sines: see ``secure_aggregation/products/angles.py``.
+# from a seed of the dealer, and sends the result for the two computing parties. These
+# two get the sums, which are uniform, and each computes its shares of the cosines and
+# sines: see ``secure_aggregation/products/angles.py``.
 
 
 def hidden_angles(
     party: Party, roles: Roles, use: shares.Deal, dealt: Array, angles: Iterable[Array]
 ) -> dict[int, Array]:
-    """Return angles plus the dealer's random ones, for both parties that compute.
+    """Return angles plus the dealer's random angles, for both computing parties.
 
-    The angles, (rows, angles), come in parts of whole blocks of rows. Raises PartyError
-    if the dealer's message is meant for a different use, too short or altered.
+    `angles` yields arrays (rows, angles) of whole blocks of rows. Raises PartyError if
+    the dealer's message is meant for a different use, too short or altered.
     """
     with refusing():
         head = shares.Dealt.unpack(dealt)
@@ -233,10 +234,10 @@ def joint_shares(
 ) -> Iterator[Array]:
     """Yield the blocks of a computing party's shares of cosines and sines.
 
-    Each angle, the sum over all parties, is taken `multiple` times. The second party
-    alone gets correlated randomness for cosines: `cosines` from the server or
-    `delivered` from a party. Raises PartyError if it is missing or comes from another
-    sender.
+    Each angle, the sum over all parties, is multiplied by `multiple`. Only the second
+    party gets correlated randomness for cosines: `cosines` from the server or
+    `delivered` from a party. Raises PartyError if this randomness is missing or comes
+    from another sender.
     """
     if party.index not in (roles.first, roles.second):
         raise PartyError("only the two computing parties may open angles")

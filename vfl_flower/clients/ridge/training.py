@@ -1,14 +1,13 @@
 """A party's side of a ridge model that is solved only from sums of products.
 
-The features of a row are local columns, which each party makes of its own ones, and
-joint ones (:mod:`vfl_flower.clients.ridge.state`), which nobody knows: the two parties
-that compute have shares of them. The label holder opens the Gram matrix of the rows
+A row has local columns, which each party derives from its own columns, and joint
+features (:mod:`vfl_flower.clients.ridge.state`), which nobody knows: the two computing
+parties have shares of them. The label holder opens the Gram matrix
 (:mod:`vfl_flower.clients.products`) and solves. It also checks the labels: see
 :func:`check_targets`.
 
-The dealer's randomness is in
-:mod:`vfl_flower.secure_aggregation.products.dealing`, and the scoring of new rows in
-:mod:`vfl_flower.clients.ridge.scores`.
+:mod:`vfl_flower.secure_aggregation.products.dealing` generates the dealer's randomness,
+and :mod:`vfl_flower.clients.ridge.scores` scores new rows.
 """
 
 from __future__ import annotations
@@ -52,21 +51,21 @@ log = logging.getLogger("vfl_flower")
 step = step_of("ridge")
 
 MOST_TURNS = 2
-"""Maximum number of Gram matrices of a run: one for the relevance of columns, and the
-one that is solved."""
+"""Maximum number of Gram matrices in a run: one for the relevance of columns, and one
+to solve."""
 
 KINDS = 3
-"""Kinds of local columns."""
+"""Number of kinds of local columns."""
 
 MOST_CUMULANT = 2.0**39
 """Largest cumulant of distances in units of relevance; larger ones are clipped."""
 
 PART_ROWS = 16 * BLOCK_ROWS
-"""Rows whose columns and angles a party makes at once."""
+"""Number of rows whose columns and angles a party computes at once."""
 
 
 class Prepared(TypedDict):
-    """Reply of :func:`prepare`: columns of each kind, and a sum for the bandwidth."""
+    """Reply of :func:`prepare`: column counts by kind, and sums for the bandwidth."""
 
     columns: Annotated[list[Count], MinLen(KINDS), MaxLen(KINDS)]
     outputs: NotRequired[Columns]
@@ -93,9 +92,9 @@ class OpenedJoint(TypedDict, total=False):
 @once
 @reveals("moments")
 def prepare(party: Party, task: ridge.Task) -> Prepared:
-    """Fit the local columns, and report their numbers."""
+    """Fit the local columns, and report how many there are of each kind."""
     if party.part:
-        raise PartyError("this run has its model already")
+        raise PartyError("this run already has its model")
     party.sum_over(ridge.training_rows(party, task))
     fitted, state = ridge.own_columns(party, task), ridge.RidgeState(task)
     scaled = scaled_columns(fitted.local, fitted.X)
@@ -107,7 +106,7 @@ def prepare(party: Party, task: ridge.Task) -> Prepared:
         state.classes = classes_of(party, task.target)
         if task.target == "multiclass" and len(state.classes) < 3:
             raise PartyError(
-                "labels must have at least three values, or set target to 'binary'"
+                "labels must have at least three values, unless target is 'binary'"
             )
         check_targets(party, state, fitted)
         reply["outputs"] = ridge.outputs_of(state)
@@ -128,12 +127,12 @@ def hide_rows(
     triple: products.FromServer | None = None,
     probes: products.Secrets | None = None,
 ) -> HiddenColumns:
-    """Open the party's local columns under the masks, and its angles plus random ones.
+    """Send the party's local columns under masks, and its angles plus random angles.
 
-    counted: number of columns of the Gram matrix, as consent counts them.
-    dealt, turn_parts: the randomness from the dealer, the server or a party.
-    triple, probes: for the relevance of the party's columns the server's triple, and
-        the label holder's message after that round.
+    counted: the number of columns of the Gram matrix, as consent counts them.
+    dealt, turn_parts: the dealer's randomness, from the server or from a party.
+    triple, probes: for the relevance of the party's columns: the server's triple, and
+        the label holder's message after the round that finds the relevance.
     """
     state = party.recall(ridge.RidgeState)
     _check_turn(party, state, roles, joint)
@@ -188,8 +187,8 @@ def _check_turn(
         raise PartyError("rows must be the number of training rows")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
         raise PartyError(
-            f"turn must be {state.turns}, the next, and below {MOST_TURNS}, got "
-            f"{roles.turn}"
+            f"turn must be {state.turns}, the next round, and below {MOST_TURNS}, "
+            f"got {roles.turn}"
         )
     counts = [] if joint is None else joint.counts
     if (joint is None) != task.linear or roles.joint != 2 * sum(counts):
@@ -224,10 +223,10 @@ def open_joint(
     turn_cosines: products.Secrets | None = None,
     multiple: Annotated[int, Ge(1), Le(ridge.MOST_MULTIPLE)] = 1,
 ) -> OpenedJoint:
-    """Make shares of the joint features, and open them for the other computing party.
+    """Compute shares of the joint features; open them to the other computing party.
 
-    cosines, turn_cosines: the dealer's randomness for them, at the second party.
-    multiple: how many times each angle is taken, which divides the bandwidths by it.
+    cosines, turn_cosines: the dealer's randomness for cosines, at the second party.
+    multiple: the factor of each angle, by which the bandwidths are divided.
     """
     state, product = party.recall(ridge.RidgeState), party.recall(products.ProductState)
     if state.joint is None or state.multiple:
@@ -270,7 +269,7 @@ def _open_relevance(
 
 
 def targets_of(party: Party, state: ridge.RidgeState) -> Array:
-    """Return the targets of the label holder, zeros where its labels break a rule."""
+    """Return the label holder's targets, or zeros if its labels break a rule."""
     task, rows = state.task, ridge.training_rows(party, state.task)
     assert party.y is not None
     if state.constant:
@@ -289,12 +288,13 @@ def check_targets(
 ) -> None:
     """Withhold labels with which a Gram matrix would reveal a single row.
 
-    Clip real ones first, and mute local columns that would do so beside the labels: no
-    count of columns, which the server gets, depends on labels.
+    Before that, real labels are clipped, and local columns that would reveal a row
+    together with the labels are set to zeros. They are not removed, because the server
+    learns the number of columns, which must not depend on labels.
     """
     assert party.y is not None
     y = party.y[ridge.training_rows(party, state.task)]
-    rule = "all rows to train on must have a label"
+    rule = "all training rows must have a label"
     if not np.isnan(y).any():
         Y = targets_of(party, state)
         # Enough rows that none is `LARGEST` deviations from the mean.
@@ -308,7 +308,7 @@ def check_targets(
                 log.warning(
                     "%d of %d labels are clipped at values that %d rows reach, since "
                     "outlying labels would reveal single rows of other parties: the "
-                    "model does not learn how far these labels lie beyond",
+                    "model does not learn how far the labels lie beyond these values",
                     *(beyond, len(y), rows),
                 )
             state.muted = muted_columns(fitted, Y)
@@ -322,21 +322,21 @@ def check_targets(
         fewest = min(len(x) - np.unique(x, return_counts=True)[1].max() for x in Y.T)
         rule = (
             f"labels must differ from the most frequent label in at least {LEAST_ROWS} "
-            f"training rows, each class must have at least {LEAST_ROWS}, and no label "
-            "may be an outlier, or a Gram matrix would reveal all columns of a single "
-            f"row: there are {fewest} such rows; use more rows or fewer classes"
+            f"training rows, each class must have at least {LEAST_ROWS} rows, and no "
+            "label may be an outlier, or a Gram matrix would reveal all columns of a "
+            f"single row: the lowest count is {fewest}; use more rows or fewer classes"
         )
     products.withhold(party, rule)
     state.constant = True
 
 
 def _known(Y: Array) -> Array:
-    """Return the targets without the last class, which follows from the others."""
+    """Return the targets without the last class, which follows from other classes."""
     return Y[:, : max(1, Y.shape[1] - 1)]
 
 
 def _bounded(Y: Array) -> bool:
-    """Return whether targets isolate no single row."""
+    """Return whether the targets isolate no single row."""
     return bool(np.abs(Y).max() <= LARGEST) and all(
         bounded(columns, least=LEAST_ROWS, most_leverage=products.MOST_LEVERAGE).all()
         for columns in (_known(Y), Y[:, -1:])
@@ -344,7 +344,7 @@ def _bounded(Y: Array) -> bool:
 
 
 def muted_columns(fitted: ridge.OwnColumns, Y: Array) -> Array:
-    """Return the local columns without which targets and columns isolate no row."""
+    """Return the local columns to mute, so that columns and targets isolate no row."""
     known, local = _known(Y), local_columns(fitted.local, fitted.X)
     retained = np.ones(local.shape[1], dtype=bool)
     while True:
