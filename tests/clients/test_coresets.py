@@ -35,7 +35,7 @@ LINEAR = {"method": "cg", "n": N, "l2": 0.0, "intercept": True, "test_fraction":
         ({}, EITHER),
         ({"intercept": True, "clustering": Clustering(2, "lloyd", 2.0)}, EITHER),
         ({"clustering": Clustering(N + 1, "lloyd", 2.0)}, "n_clusters .* 12, .* 13"),
-        ({"intercept": True, "test_fraction": 0.99}, "must leave a training row of 12"),
+        ({"intercept": True, "test_fraction": 0.99}, "must not hold out all 12 rows"),
         ({"intercept": True, "size": 2**12 + 1}, "size must be at most 4096"),
     ],
 )
@@ -47,10 +47,10 @@ def test_totals_that_a_party_refuses(party, arguments, rule):
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
-        ({}, "either rows, or start and stop"),
-        ({"start": 0}, "either rows, or start and stop"),
+        ({}, "either rows or both start and stop"),
+        ({"start": 0}, "either rows or both start and stop"),
         ({"rows": ROWS, "start": 0, "stop": 2}, "must not be given together with rows"),
-        ({"test_fraction": 0.99, "start": 0, "stop": 2}, "test_fraction must leave"),
+        ({"test_fraction": 0.99, "start": 0, "stop": 2}, "test_fraction must not"),
     ],
 )
 def test_rows_that_a_party_does_not_pool(party, arguments, rule):

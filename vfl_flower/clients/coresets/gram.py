@@ -1,10 +1,10 @@
 """A party's side of linear regression from a Gram matrix of all parties' columns.
 
-Party j has A_j = V (X_j - mean) on the rows of the coreset, V = diag(sqrt(w / n)), as
-for the other solvers (:mod:`vfl_flower.clients.coresets.linear`), and opens an
-orthonormal basis U_j of its columns, A_j = U_j R_j, under the masks of
+As for the other solvers (:mod:`vfl_flower.clients.coresets.linear`), party j has
+A_j = V (X_j - mean) on the rows of the coreset, where V = diag(sqrt(w / n)). It opens
+an orthonormal basis U_j of its columns, A_j = U_j R_j, under the masks of
 :mod:`vfl_flower.clients.products`. The label holder gets R_j and the means, which
-reveal no more than the Gram matrix of A_j that it opens, solves, and sends the
+reveal no more than the Gram matrix of A_j that it opens. It solves, and sends the
 coefficients of all parties to the server.
 """
 
@@ -44,7 +44,7 @@ log = logging.getLogger("vfl_flower")
 step = step_of("linear_gram")
 
 LARGEST = 1e100
-"""Largest absolute mean or length: no product overflows."""
+"""Largest absolute mean or length, so that no product overflows."""
 
 PART_NUMBERS = 2**25
 """Approximate number of values from which a party fits its row clipping."""
@@ -52,14 +52,14 @@ PART_NUMBERS = 2**25
 
 @stored_as("vfl_flower.clients.linear_gram.LinearState")
 class LinearState:
-    """The label holder's state of its labels."""
+    """The label holder's state: facts about its labels."""
 
     y_mean: float
-    """Their weighted mean, or 0."""
+    """The weighted mean of the labels, or 0."""
     y_size: float
-    """Their length in the Gram matrix."""
+    """The length of the labels in the Gram matrix."""
     constant: bool
-    """Whether zeros replace them."""
+    """Whether zeros replace the labels."""
 
 
 @shapes_only
@@ -69,7 +69,7 @@ class GramColumns(NamedTuple):
     A: Array
     """The columns, shape (m, d), with zeros for each column that is left out."""
     labels: Array | None
-    """t, shape (m,); None where a rule forbids its use or another party has labels."""
+    """t, shape (m,); None if a rule forbids its use or another party has the labels."""
     mean: Array
     """Weighted means of the columns, shape (d,)."""
     y_mean: float
@@ -77,7 +77,7 @@ class GramColumns(NamedTuple):
     clip: Array
     """How the rows are clipped; see :func:`~vfl_flower.numerics.row_clip.row_clip`."""
     left_out: int
-    """How many columns are left out."""
+    """Number of columns that are left out."""
 
 
 class Columns(products.Hidden):
@@ -89,10 +89,10 @@ class Columns(products.Hidden):
 class Solved(TypedDict):
     """Reply of :func:`solve`: coefficients of all columns in party order, and totals.
 
-    ``loss`` is that of the coreset, and ``left_out`` counts the columns that their
-    parties have left out of the model. ``constant`` says that the label holder has not
-    used its labels: the model is then their mean over all of its rows, whatever rows
-    were asked for, and the loss is their variance.
+    ``loss`` is the loss on the coreset, and ``left_out`` counts the columns that the
+    parties have left out of the model. ``constant`` says whether the label holder left
+    its labels unused: the model is then the mean label of all its rows, whatever rows
+    were requested, and the loss is the variance of the labels.
     """
 
     coefficients: Annotated[Array, Reals("d")]
@@ -133,7 +133,8 @@ def columns(
 ) -> Columns:
     """Open the party's columns under the masks, and send the label holder their units.
 
-    Consent counts the columns, `counted`, of the Gram matrix; weights add up to `n`.
+    `counted` is the number of columns of the Gram matrix, which consent counts. The
+    weights add up to `n`.
     """
     sampling.check_labels(party)
     width = party.rows.shape[1] + (party.index == roles.first)
@@ -157,9 +158,9 @@ def columns(
     if constant:
         products.withhold(
             party,
-            f"at least {LEAST_ROWS} labels must differ from the most frequent one, and "
-            f"none may be an outlier or above {LARGEST:g}, or the Gram matrix would "
-            "reveal all columns of a single row",
+            f"at least {LEAST_ROWS} labels must differ from the most frequent label, "
+            f"and no label may be an outlier or above {LARGEST:g}, or the Gram matrix "
+            "would reveal all columns of a single row",
         )
         y_mean = _mean_of_all(party) * intercept
     sent = np.concatenate([mean, R.ravel(), [left_out]])
@@ -181,13 +182,14 @@ def _gram_columns(
     X = np.asarray(X_all.take(rows), dtype=np.float64)
     y = None if party.y is None else party.y[rows].astype(np.float64)
     mean, y_mean, suitable = np.zeros(d), 0.0, True
-    # From the party's rows alone, whatever rows and weights the server asks for: sums
-    # over two sets of rows then differ by the rows in one of them, and not by the map.
+    # The clipping depends on the party's rows alone, whatever rows and weights the
+    # server requests: so sums over two sets of rows differ by the rows that are in one
+    # of the sets, and not by the clipping.
     every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
     clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, products.MOST_LEVERAGE)
     Z, X = sums(clip, X), clipped(clip, X)
-    # The server chooses rows and weights, so that a refusal would reveal values: what
-    # overflows is left out, as are columns that point to a row.
+    # The server chooses rows and weights, so a refusal would reveal values. Instead,
+    # columns that overflow are left out, and so are columns that point to a row.
     with np.errstate(over="ignore", invalid="ignore"):
         if intercept:
             mean = w @ X / w.sum()
@@ -201,7 +203,7 @@ def _gram_columns(
         t = None if y is None else root * (y - y_mean)
         if t is not None and not np.hypot(y_mean, np.linalg.norm(t)) <= LARGEST:
             suitable, t = False, np.zeros(len(t))
-    # Rows that are moved differ from the most frequent value, and support nothing.
+    # Z, not X: a moved row differs from the most frequent value, but supports nothing.
     stays, fit = _bounded(Z, A, y, t)
     T = clip[2 : 2 + d] if len(clip) else np.eye(d)
     left_out = (T != 0) @ (large | (A.any(axis=0) & ~stays)) | ~T.any(axis=1)
@@ -221,7 +223,7 @@ def _gram_columns(
 def _bounded(
     X: Array, A: Array, y: Array | None, t: Array | None
 ) -> tuple[Array, bool]:
-    """Return which columns point to no single row, and whether labels do not."""
+    """Return which columns point to no single row, and whether the labels do not."""
     rules = LEAST_ROWS, products.MOST_LEVERAGE
     if y is not None and t is not None and bounded_columns([y], t[:, None], *rules)[0]:
         with_labels = np.column_stack([A, t])
@@ -230,7 +232,7 @@ def _bounded(
 
 
 def _mean_of_all(party: Party) -> float:
-    """Return the mean of all labels of the label holder, at most `LARGEST` in size."""
+    """Return the mean of all labels of the label holder, clipped to `LARGEST`."""
     assert party.y is not None
     with np.errstate(over="ignore", invalid="ignore"):
         mean = np.asarray(party.y, dtype=np.float64).mean()
@@ -250,7 +252,7 @@ def solve(
 ) -> Solved:
     """Open the Gram matrix and solve, at the label holder.
 
-    Each party has consented in :func:`columns` that its coefficients leave.
+    In :func:`columns` each party's consent has permitted its coefficients to leave.
     """
     from scipy.linalg import block_diag
 
@@ -260,7 +262,8 @@ def solve(
     sent = [_units(units, owner, d) for owner, d in enumerate(widths)]
     mean = np.concatenate([unit[0] for unit in sent])
     starts = np.cumsum([0, *widths])
-    # The labels are the last of the first party's columns; here, of all.
+    # The labels are the last column of the first party; here they become the last of
+    # all columns.
     label = int(sum(roles.owners[: roles.first + 1])) - 1
     order = [place for place in range(roles.columns) if place != label] + [label]
     R = block_diag(*(unit[1] for unit in sent))
@@ -290,7 +293,7 @@ def _variance(party: Party, mean: float) -> float:
 
 
 def _units(units: dict[int, Array], owner: int, d: int) -> tuple[Array, Array, int]:
-    """Return the mean, R and the number of columns left out of a party."""
+    """Return a party's mean, its R and the number of columns that it left out."""
     data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
     if len(data) != 8 * (d + d * d + 1):
         raise PartyError(f"units must fit the columns of the party at place {owner}")

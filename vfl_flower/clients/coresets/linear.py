@@ -1,11 +1,12 @@
 """A party's side of the linear solvers; its rows never leave it.
 
-Party j holds A_j = V X_j on the rows of the coreset, V = diag(sqrt(w / n)), and the
-label holder t = V y / s with s such that ``|t| = 1``. With an intercept X_j and y are
-taken about their weighted means, so that no column resembles the ones. The best
-intercept is then 0; the one at the origin follows from the means, as a sum over the
-parties. The server knows the residuals r = t - sum_j A_j theta_j and sends them to all;
-coefficients stay with their party until :func:`coefficients` is asked for.
+Party j has A_j = V X_j on the rows of the coreset, where V = diag(sqrt(w / n)), and the
+label holder has t = V y / s, with s such that ``|t|`` is at most 1. With an intercept,
+the weighted means are subtracted from X_j and y, so that no column resembles the column
+of ones. The best intercept is then 0, and the intercept for the original columns
+follows from the means, as a sum over the parties. The server knows the residuals
+r = t - sum_j A_j theta_j and sends them to all parties. Coefficients stay at their
+party until :func:`coefficients` is requested.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ Strength = Annotated[float, Ge(0), Le(1e100)]
 """Strength of a penalty, whose square does not overflow."""
 
 BOUND, WIDE_BOUND = 2.0, 2.0**12
-"""Bounds of sums in units of the label scale, in which |t| = 1. The objective never
+"""Bounds of sums in units of the label scale, in which |t| <= 1. The objective never
 grows, so conjugate gradients send no entry above 1. The other solvers have no such
-bound; a warning says where one clips their entries."""
+bound; if their entries are clipped, a warning says so."""
 WITHIN, WITHIN_WIDE = Leaves("sum", least=BOUND), Leaves("sum", least=WIDE_BOUND)
 
 
 @stored_as("vfl_flower.clients.linear.LinearState")
 class LinearState:
-    """A party's state of a linear problem and of its own block of the solution."""
+    """A party's state of a linear solver, with its own block of the solution."""
 
     n: int
     """Number of rows that the weights stand for."""
@@ -55,35 +56,35 @@ class LinearState:
     rows: Array | None = None
     """Rows of the coreset, shape (m,); None: all training rows."""
     root: Array | None = None
-    """Sqrt(w / n), shape (m,); None: weights 1."""
+    """Sqrt(w / n), shape (m,); None: all weights are 1."""
     mean: Array | None = None
     """With an intercept, the weighted means of the columns, shape (d,)."""
     used: Array | None = None
-    """With an intercept, 1 for each column but 0 for a constant one, shape (d,)."""
+    """With an intercept, 0 for constant columns and 1 for all others, shape (d,)."""
     y_mean: float = 0.0
-    """At the label holder the weighted mean of the labels."""
+    """At the label holder: the weighted mean of the labels."""
     scale: float = 1.0
-    """At the label holder the scale s of the labels."""
+    """At the label holder: the scale s of the labels."""
     F: Array | None = None
-    """Whitens the party's own normal matrix, shape (d, r)."""
+    """Matrix that whitens the party's own normal matrix, shape (d, r)."""
     phi: Array | None = None
     """For conjugate gradients: the solution in the coordinates of F, shape (r,)."""
     p: Array | None = None
-    """Their direction, shape (r,)."""
+    """For conjugate gradients: the direction, shape (r,)."""
     s: Array | None = None
-    """Their gradient, shape (r,)."""
+    """For conjugate gradients: the gradient, shape (r,)."""
     R: Array | None = None
     """For proximal steps: the metric of the block, shape (r, d)."""
     x: Array | None = None
     """The solution, shape (d,)."""
     v: Array | None = None
-    """Where the next proximal step is taken, shape (d,)."""
+    """The point at which the next proximal step is taken, shape (d,)."""
     D: Array | None = None
     """For SAGA: scale of the columns, shape (d,)."""
     average: Array | None = None
     """For SAGA: mean gradient, shape (d,)."""
     batch: Array | None = None
-    """Rows of the last batch of SAGA."""
+    """For SAGA: rows of the last batch."""
 
 
 class Start(TypedDict):
@@ -146,7 +147,7 @@ class Block:
         return self.blocks.map_reduce(scaled, add, zero)
 
     def per_row(self, f: Callable[[Array], Array]) -> Array:
-        """Return what `f` gives for the rows of A, shape (m,)."""
+        """Return the values of `f` for the rows of A, shape (m,)."""
         parts: list[Array] = []
         return np.concatenate(self.map_reduce(lambda _, A: [f(A)], operator.add, parts))
 
@@ -168,7 +169,7 @@ class Block:
         return np.asarray(self.root[positions, None] * rows)
 
     def center(self) -> None:
-        """Centre the columns; zero the constant ones, which rounding makes noise."""
+        """Centre the columns; set constant columns, now rounding noise, to zero."""
         mass = self.root @ self.root
         self.mean = self.dot_transposed(self.root) / mass
         spread = np.sqrt(np.diag(self.gram()) / mass)
@@ -184,8 +185,8 @@ def _needed(array: Array | None) -> Array:
     """Return the state of an earlier step of the same method."""
     if array is None:
         raise PartyError(
-            "the step needs the state of an earlier step of its method, which was not "
-            "requested"
+            "this step needs the state from an earlier step of the same method, which "
+            "was not requested"
         )
     return array
 
@@ -194,7 +195,7 @@ def _check_finite(*arrays: Array) -> None:
     """Raise ``PartyError`` before a solver of NumPy or scikit-learn would fail."""
     if not all(np.isfinite(array).all() for array in arrays):
         raise PartyError(
-            "the step overflows: numbers of the request, or in this party's columns, "
+            "the step overflows: numbers in the request, or in this party's columns, "
             "are too large"
         )
 
@@ -240,15 +241,15 @@ def start(
         if intercept:
             t = _labels(party, state, block)
             state.y_mean = float(block.root @ t / (block.root @ block.root))
-        # A power of two: otherwise the server could choose weights for which the
-        # length reveals which labels are in it.
+        # A power of two: otherwise the server could choose weights for which the length
+        # reveals the labels that it comes from.
         length = float(np.linalg.norm(_labels(party, state, block)))
         state.scale = 2.0 ** math.ceil(math.log2(length)) if length else 1.0
         reply["scale"] = state.scale
     residual, gram = _labels(party, state, block), block.gram()
     _check_finite(gram, residual)
     # The label holder starts from its own solution, so that the server's first residual
-    # is not the labels themselves; all others start from zero.
+    # is not the labels themselves; all other parties start from zero.
     l2_of_block = l2 if method == "cg" else 0.0
     F = linear.whiten(gram, np.full(d, l2_of_block))
     phi = F.T @ block.dot_transposed(residual)
@@ -276,10 +277,10 @@ def start(
 def cg(
     party: Party, residual: Residual, step_size: NotNegative, shrink: NotNegative
 ) -> Direction:
-    """Take the last step of conjugate gradients, then send the next direction.
+    """Take the previous step of conjugate gradients, then send the next direction.
 
-    In the coordinates theta_j = F_j phi_j in which the party's own normal matrix is
-    the identity: s_j = F_j^T (A_j^T r - l2 theta_j), and the server needs A_j F_j s_j,
+    In the coordinates theta_j = F_j phi_j the party's own normal matrix is the
+    identity, and s_j = F_j^T (A_j^T r - l2 theta_j). The server needs A_j F_j s_j,
     |s_j|^2 and the energy of the penalty.
     """
     state = party.recall(LinearState)
@@ -318,8 +319,9 @@ def proximal(
 ) -> ProximalStep:
     """Take one accelerated proximal step in the metric of the party's own block.
 
-    The step is exact in the block and majorises across blocks, so its speed depends on
-    how much the columns of different parties overlap, not on the scale of the columns.
+    The step is exact within the block, and majorises across blocks. So the speed
+    depends on how much the columns of different parties overlap, not on the columns'
+    scale.
     """
     state = party.recall(LinearState)
     block = _block(party, state, residual)
@@ -346,10 +348,10 @@ def saga(
     step_size: NotNegative,
     l1: Strength,
 ) -> BatchResidual:
-    """Apply SAGA's step for the last batch, then predict the rows of the next.
+    """Apply SAGA's step for the last batch, then predict the rows of the next batch.
 
-    Columns are scaled by D, D_l^2 = |A_j e_l|^2 + l2. The gradient of row i is
-    2 m r_i a_i; the server keeps the table of r_i and sends their changes.
+    Columns are scaled by D, where D_l^2 = |A_j e_l|^2 + l2. The gradient of row i is
+    2 m r_i a_i; the server keeps the table of r_i and sends the changes of r_i.
     """
     state = party.recall(LinearState)
     party.afford("batch", len(batch), party.rows.shape[1])
@@ -357,7 +359,7 @@ def saga(
     m, _ = block.shape
     batch = sampling.numbers_of(batch)
     if batch.max() >= m:
-        raise PartyError(f"batch must hold numbers of the {m} rows of the coreset")
+        raise PartyError(f"batch must hold numbers below {m}, the size of the coreset")
     x, D, average = _needed(state.x), _needed(state.D), _needed(state.average)
     if len(change):
         last = _needed(state.batch)
@@ -381,7 +383,7 @@ def saga(
 @once
 @reveals("coefficients")
 def coefficients(party: Party) -> Coefficients:
-    """Send theta_j, and y's mean less mean_j theta_j, in units of the label scale s."""
+    """Send theta_j, and y's mean minus mean_j theta_j, in units of the label scale."""
     state = party.recall(LinearState)
     if state.phi is not None:
         theta = _needed(state.F) @ state.phi

@@ -1,9 +1,10 @@
 """A party's side of predictions by a model that is a sum over columns.
 
-A linear model is a sum over the parties of X_j theta_j, and so is the squared distance
-of a row to a centre, of those on the parties' columns. Each party stores its own block
-of the model, with the encoding of its columns, and gives its addend under masks; one
-party, the receiver, opens the sums.
+A linear model is the sum over the parties of X_j theta_j. Likewise, the squared
+distance of a row to a centre is the sum over the parties of the squared distances on
+their columns. Each party stores its own block of the model, with the encoding of its
+columns, and sends its contribution under masks. One party, the *receiver*, opens the
+sums.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ MOST_SUMS = 2**22
 """Maximum number of values in one message."""
 
 HIGH, LOW = 2.0**70, 2.0**20
-"""Bounds of the two limbs of an addend: multiples of `LOW`, and what is left. With
-smaller bounds the number of clipped values would reveal how large addends are."""
+"""Bounds of the two limbs of an addend: a multiple of `LOW`, and the remainder. With
+smaller bounds, the number of clipped values would reveal how large addends are."""
 
 MOST_OUTPUTS = 2**10
-"""Maximum number of outputs of a model: the party keeps its block on disk."""
+"""Maximum number of outputs of a model, to bound the block that a party stores."""
 
 Additive = Literal["linear", "k-means"]
 Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
@@ -57,9 +58,9 @@ class Part(TypedDict):
     """A party's block of the model."""
 
     kind: Additive
-    """The addends: of predictions, or of squared distances to centres."""
+    """Whether the sums are predictions or squared distances to centres."""
     weights: Array
-    """Coefficients of its columns, k = 1, or its columns of k centres; shape (k, d)."""
+    """Coefficients of its columns (k = 1) or its columns of k centres, shape (k, d)."""
     intercept: float
     """The intercept of a linear model, at the receiver; otherwise 0."""
     receiver: int
@@ -69,9 +70,9 @@ class Part(TypedDict):
     n_parties: int
     """The number of parties in training."""
     columns: list[str]
-    """Names of its columns, if they have any."""
+    """Names of the party's columns, if they have names."""
     clip: NotRequired[Array]
-    """How a linear model clips its rows; see ``numerics/row_clip.py``."""
+    """How a linear model clips the party's rows; see ``numerics/row_clip.py``."""
 
 
 @stored_as("vfl_flower.clients.coreset_predictions.PredictionState")
@@ -79,13 +80,13 @@ class PredictionState:
     """The receiver's state between blocks of rows."""
 
     values: Array = field(default_factory=lambda: np.zeros(0))
-    """Predictions, or numbers of clusters, so far, shape (n,)."""
+    """Predictions, or cluster numbers, so far, shape (n,)."""
     costs: Array = field(default_factory=lambda: np.zeros(0))
-    """Of a clustering, the squared distances to these, shape (n,)."""
+    """For a clustering: squared distances to these clusters' centres, shape (n,)."""
     told: bool = False
-    """Whether it has reported the metrics of the predictions, once a session."""
+    """Whether the receiver has reported its metrics; it does so once in a session."""
     curves: bool = False
-    """Whether all parties were asked for all blocks with `curves`."""
+    """Whether the requests for all blocks so far had `curves`."""
 
 
 class KeptBlock(TypedDict):
@@ -139,7 +140,7 @@ def keep(
     intercept: float,
     receiver: Count,
 ) -> KeptBlock:
-    """Keep the party's block of the model that the run has trained."""
+    """Store the party's block of the model that the run has trained."""
     part: Part = {
         "kind": kind,
         "weights": np.asarray(weights, dtype=np.float64),
@@ -161,9 +162,9 @@ def _part(party: Party) -> Part:
 
 
 def block_rows(outputs: int) -> int:
-    """Return the number of rows of a message; the last message has the remaining ones.
+    """Return the number of rows in a message; the last message has the remaining rows.
 
-    So the mean error of repeated sums covers a whole block too.
+    So the mean error of repeated sums also covers a whole block.
     """
     return max(1, MOST_SUMS // outputs)
 
@@ -188,10 +189,10 @@ def part(party: Party) -> BlockInfo:
 @sums_over("none", "each number is of one row")
 @reveals("predictions")
 def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> Addends:
-    """Give the party's addends for rows `start` to `stop` - 1, of all outputs.
+    """Send the party's addends for rows `start` to `stop` - 1 and all outputs.
 
-    With `curves` the receiver will report means of bins of rows, which the consents of
-    all parties must name: masks cancel only if all were asked the same.
+    With `curves` the receiver will report means over bins of rows, a kind that every
+    party's consent must name: masks cancel only if all parties get the same request.
     """
     local_model = _part(party)
     if curves:
@@ -230,15 +231,16 @@ def answer(
     last: bool,
     curves: bool = False,
 ) -> BlockAnswer:
-    """Turn sums into predictions at the receiver; after the last, store or score all.
+    """Turn sums into predictions at the receiver; at the end, store or score them all.
 
     The model came from the server, so each answer to `evaluate` is a mean over rows of
-    a function that a malicious server has chosen; consent bounds how many.
+    a function that a malicious server has chosen. Consent bounds the number of such
+    answers.
     """
     local_model = _part(party)
     linear, outputs = local_model["kind"] == "linear", len(local_model["weights"])
     if party.index != local_model["receiver"] or sums.size % outputs:
-        raise PartyError("sums must be of the model, and sent to its receiver")
+        raise PartyError("sums must belong to the model, and be sent to its receiver")
     state = party.recall(PredictionState, PredictionState())
     if curves and not state.curves:
         raise PartyError("curves must be the same in all requests for a sum")
@@ -281,7 +283,7 @@ def _worth(
         known = ~np.isnan(np.asarray(party.y, dtype=np.float64))
     if known.sum() < LEAST_ROWS:
         log.warning(
-            "too few rows for their mean error to hide each one: it is not reported"
+            "the mean error is not reported: too few rows for it to hide each row"
         )
         return {"test_rows": 0}
     party.sum_over(None if known.all() else np.flatnonzero(known))
@@ -301,7 +303,7 @@ def _worth(
 def _evaluated(
     party: Party, test_fraction: float, test: bool, train: bool
 ) -> dict[str, Array]:
-    """Return the rows that training evaluates a model on, by the name of the error."""
+    """Return the rows on which training evaluates a model, by the error's name."""
     sets = {}
     if test:
         sets["test_loss"] = test_rows(party, test_fraction)
@@ -326,10 +328,10 @@ def held_out(
     test: bool,
     train: bool,
 ) -> HeldOut:
-    """Send the party's addends for the rows held out, and for the training rows.
+    """Send the party's addends for the held-out rows, and for the training rows.
 
-    Those above `HIGH` are clipped here and not in the sum, which would count them for
-    the server; it chooses the coefficients.
+    Addends above `HIGH` are clipped here: if the sum clipped them, the server, which
+    chooses the coefficients, would learn how many were clipped.
     """
     check_labels(party)
     sets = _evaluated(party, test_fraction, test, train).values()
@@ -360,7 +362,7 @@ def errors(
     test: bool,
     train: bool,
 ) -> Errors:
-    """Compare the sums, in a unit of the labels, with the labels; at their holder."""
+    """Compare the sums, times `unit`, with the labels, at the label holder."""
     if party.y is None:
         raise PartyError("this party holds no labels")
     sets = _evaluated(party, test_fraction, test, train)
@@ -373,7 +375,7 @@ def errors(
         party.sum_over(rows)
         try:
             if not evaluation.hides_each(party, rows):
-                raise PartyError("too few rows for their mean error to hide each one")
+                raise PartyError("too few rows for their mean error to hide each row")
             with np.errstate(over="ignore", invalid="ignore"):
                 worth = evaluation.measures_of(
                     party, y, predicted, "continuous", np.zeros(0)

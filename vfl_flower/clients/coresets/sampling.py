@@ -1,7 +1,7 @@
 """A party's side of coreset construction (Algorithms 1 to 3 of the paper).
 
-A party keeps O(d^2) numbers between messages for regression and O(k d) for k-means:
-enough to compute the score of any row again without a pass over the data.
+Between messages a party keeps O(d^2) numbers for regression and O(k d) numbers for
+k-means, enough to compute the score of any row again without a pass over the data.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ step = step_of("coresets")
 
 LARGEST = 1e50
 """Largest absolute value of a number that a party may send in the clear: neither its
-square nor a product of a solver overflows."""
+square nor a product in a solver overflows."""
 
 MOST_ROWS = 2**24
 """Maximum number of rows of a coreset, or of its check, to bound a party's memory."""
 
 MOST_CLUSTERS = 2**10
-"""Maximum number of clusters: a party's time grows with its rows times their number."""
+"""Maximum number of clusters: a party's time grows with rows times clusters."""
 
 MOST_DRAWS = 2**12
-"""Maximum number of rows that a party draws, unless it has at least half as many."""
+"""Maximum number of rows that a party draws, or twice its rows if that is more."""
 
 MOST_DISTANCES = 2**24
-"""Maximum number of distances in one message, for the same reason."""
+"""Maximum number of distances in one message, to bound a party's memory."""
 
 Size = Annotated[int, Ge(1), Le(MOST_ROWS)]
-"""Number of rows in a coreset, repeats counted."""
+"""Number of rows in a coreset, counting repeats."""
 Approximation = Annotated[float, Ge(1), Le(10**6)]
-"""alpha of Algorithm 3."""
+"""The factor alpha of Algorithm 3."""
 ClusterCount = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 """A number of clusters."""
 LocalClustering = Literal["lloyd", "seeding"]
@@ -58,7 +58,7 @@ class Clustering:
     n_clusters: ClusterCount
     """The number of clusters, k."""
     local_clustering: LocalClustering
-    """K-means++ and Lloyd's iteration, or the seeding alone."""
+    """K-means++ with Lloyd's iteration, or the seeding alone."""
     alpha: Approximation
     """The factor by which the cost of the local clustering may exceed the optimum."""
 
@@ -69,15 +69,15 @@ class WeightedRows:
     """A coreset: the rows S and their weights w."""
 
     rows: RowNumbers
-    """Numbers of rows, shape (m,), repeats allowed."""
+    """Row numbers, shape (m,); repeats are allowed."""
     weights: Annotated[Array, Reals("m", 1e-100, 1e100)]
-    """How many rows each stands for, shape (m,): no sum of squares overflows or is 0.
-    """
+    """How many rows each row stands for, shape (m,); no sum of squares overflows or
+    is 0."""
 
 
 @stored_as("vfl_flower.clients.coresets.CoresetState")
 class CoresetState:
-    """A party's state to recompute the score of any row."""
+    """A party's state for recomputing the score of any row."""
 
     test_fraction: float
     """Share of the rows held out."""
@@ -139,7 +139,7 @@ def training_rows(party: Party, test_fraction: float) -> Array | None:
     """Return the numbers of the training rows, sorted; None: all rows."""
     train = split_rows(party.n_rows, test_fraction, party.seed)[0]
     if train is not None and not len(train):
-        raise PartyError(f"test_fraction must leave a training row of {party.n_rows}")
+        raise PartyError(f"test_fraction must not hold out all {party.n_rows} rows")
     return train
 
 
@@ -149,7 +149,7 @@ def test_rows(party: Party, test_fraction: float) -> Array:
 
 
 def numbers_of(rows: Array) -> Array:
-    """Return row numbers as an index of an array: truth values would be a mask."""
+    """Return row numbers as an array index: truth values would act as a mask."""
     return rows.astype(np.uint8) if rows.dtype.kind == "b" else rows
 
 
@@ -161,10 +161,10 @@ def check_labels(party: Party) -> None:
 
 
 def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
-    """Return the rows that the scores are computed from.
+    """Return the rows from which the scores are computed.
 
     Regression takes the label into account (Algorithm 2: a basis of [X^(T), y]) and,
-    unlike the paper, the ones of the intercept; k-means takes X alone.
+    unlike the paper, the column of ones for the intercept; k-means uses X alone.
     """
     extra: list[Array | float] = [1.0] if state.intercept else []
     if state.intercept is not None and party.y is not None:
@@ -173,15 +173,15 @@ def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
 
 
 def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
-    """Return g_i of this party for the rows of `blocks`."""
+    """Return this party's g_i for the rows of `blocks`."""
     if state.summary is not None:
         summary, alpha = state.summary, state.alpha
         return blocks.per_row(lambda X: coresets.vkmc_sensitivities(X, summary, alpha))
     assert state.factor is not None
     leverages = leverage_scores(blocks, state.factor)
     if state.intercept and party.y is None:
-        # The leverage of [X, 1] is 1/n more than that of X about its mean. Only the
-        # label holder counts the ones.
+        # The leverage of [X, 1] is 1/n more than the leverage of the centred X. Only
+        # the label holder counts the column of ones.
         leverages -= 1 / state.n
     return coresets.vrlr_sensitivities(leverages, state.n)
 
@@ -199,9 +199,9 @@ def totals(
 ) -> Totals:
     """Line 2 of Algorithm 1: the total G_j; and line 5 at once, if `size` > 0.
 
-    The scores are those of a regression with or without `intercept`, or those of a
-    `clustering`. A party draws `size` rows before it knows a_j, and the server uses the
-    first a_j of them: they have the distribution of line 5, and a round trip is saved.
+    The scores are for a regression, with or without `intercept`, or for a `clustering`.
+    A party draws `size` rows before it knows a_j, and the server uses the first a_j
+    rows. They have the distribution of line 5, and a round trip is saved.
     """
     _check_draws(party, "size", size)
     train = training_rows(party, test_fraction)
@@ -244,7 +244,7 @@ def drawn_rows(
 ) -> DrawnRows:
     """Line 5 of Algorithm 1: a_j rows, row i with probability g_ij / G_j.
 
-    The count is an array, since the paper counts it among the numbers that are sent.
+    The count is an array because the paper includes it in the numbers that are sent.
     """
     state = party.recall(CoresetState)
     _check_draws(party, "count", int(count[0]))
@@ -254,11 +254,11 @@ def drawn_rows(
 
 
 def _check_draws(party: Party, name: str, size: int) -> None:
-    """Raise ``PartyError`` where so many draws would reveal the score of each row."""
+    """Raise ``PartyError`` if so many draws would reveal the score of each row."""
     if size > max(2 * party.n_rows, MOST_DRAWS):
         raise PartyError(
-            f"{name} must be at most {MOST_DRAWS} or twice the number of rows, got "
-            f"{size}: more draws would reveal the score of each row"
+            f"{name} must be at most {MOST_DRAWS}, or twice the number of rows if that "
+            f"is more, got {size}: more draws would reveal the score of each row"
         )
 
 
@@ -293,10 +293,10 @@ def pooled_rows(
     start: Count | None = None,
     stop: Count | None = None,
 ) -> Pooled:
-    """Send rows to the server: those in `rows`, or training rows `start` to `stop`."""
+    """Send rows to the server: `rows`, or the training rows from `start` to `stop`."""
     if rows is None:
         if start is None or stop is None:
-            raise PartyError("either rows, or start and stop must be given")
+            raise PartyError("either rows or both start and stop must be given")
         train = training_rows(party, test_fraction)
         stop = min(stop, party.n_rows)
         rows = np.arange(start, stop) if train is None else train[start:stop]
@@ -308,7 +308,7 @@ def pooled_rows(
 
 
 def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
-    """Return rows of X and, at the label holder if `labels` are needed, of y."""
+    """Return rows of X; at the label holder, also of y if `labels` are needed."""
     party.afford("rows", len(rows), party.rows.shape[1])
     party.share(rows, "rows")
     X = party.rows.take(rows.astype(np.int64))
@@ -329,9 +329,10 @@ def local_clusters(
 ) -> LocalClusters:
     """Cluster the coreset's rows, or all training rows; send centres and assignments.
 
-    Ding et al. (2016) with the rows of the coreset in the place of all rows. A centre
-    and its assignments nearly reveal its rows, and a centre of a single row is that
-    row. So all rows that are clustered count as rows that leave the party.
+    The method is that of Ding et al. (2016), with the coreset's rows in place of all
+    rows. A centre and its assignments nearly reveal the rows of the cluster, and the
+    centre of a single row is that row. So all clustered rows count as rows that leave
+    the party.
     """
     rows, weights = training_rows(party, test_fraction), None
     if coreset is not None:
@@ -360,7 +361,7 @@ def distances(
     start: Count,
     stop: Count,
 ) -> Distances:
-    """Send the squared distances of a range of rows to each centre, on its columns.
+    """Send the squared distances, on this party's columns, of rows to each centre.
 
     The server chooses the centres: if it moves the centres of one party alone, two sums
     differ by a function of that party's rows. So these rows count as rows that leave
