@@ -164,7 +164,7 @@ def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
         3, 3, n_features=8, iterations=1, passes=1, **settings
     )
     model = simulate(strategy, made, seed=1).model
-    with pytest.raises(PartyFailed, match="only a model of split rows"):
+    with pytest.raises(PartyFailed, match="only a model trained with cem"):
         simulate(strategies.FKKMeansPrediction(model.id), made)
 
 

@@ -1,4 +1,4 @@
-"""A party's side of k-means on the eigenvectors (lines 16 to 20), and of new rows."""
+"""A party's side of k-means on the eigenvectors (lines 16 to 20), and on new rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vfl_flower.typing import Array
 step = step_of("kernel_kmeans")
 
 MOST_CENTERS = 2**17
-"""Maximum number of centres of all starts of k-means together."""
+"""Maximum total number of centres over all starts of k-means."""
 
 Centers = Annotated[Array, Reals("k s"), MinLen(1), MaxLen(training.MOST_COMPONENTS)]
 
@@ -82,12 +82,12 @@ class EmbeddedCost(TypedDict):
 def _embed(
     party: Party, R: Array | None, H: Array | None
 ) -> tuple[training.State, Array]:
-    """Make the embedding, which ends the iterations; return it with the state."""
+    """Compute the embedding, which ends the iterations; return it with the state."""
     state = party.recall(training.State)
     if not state.t or state.H is not None:
         raise PartyError("the embedding must be made only once, after the iterations")
     if (R is None) == (H is None) or (R is None) != (state.P is None):
-        raise PartyError("the request must give R with cem, and H without cem")
+        raise PartyError("the request must include R with cem, and H without cem")
     if R is not None:
         H = training.times(party, state, R)
     assert H is not None
@@ -116,7 +116,7 @@ def embed(
 
 
 @step
-@sums_over("session", "of each cluster a random half of its rows leaves, with noise")
+@sums_over("session", "a random half of each cluster's rows leaves, with noise")
 @reveals("row-sums")
 def lloyd(
     party: Party,
@@ -127,9 +127,10 @@ def lloyd(
 ) -> Lloyd:
     """Line 19, with clustering "sums": a pass of all starts over this party's rows.
 
-    `last` are the centres of the pass before, and `sizes` the rows that all parties had
-    in their clusters. A server that chooses them freely could single out rows. With
-    `used`, the number of centres of each start, also how far apart the clusters are.
+    `last` are the centres of the previous pass, and `sizes` the numbers of rows that
+    all parties had in the clusters. A server that chooses `last` and `sizes` freely
+    could single out rows. With `used`, the number of centres of each start, the reply
+    also says how far apart the clusters are.
     """
     state = party.recall(training.State)
     H = _embedded(state)
@@ -138,15 +139,16 @@ def lloyd(
         raise PartyError(f"centers must have {s} columns, got {centers.shape[2]}")
     if a * k > MOST_CENTERS:
         raise PartyError(
-            f"the number of centers of all starts must be at most {MOST_CENTERS}, got "
-            f"{a * k}"
+            "the total number of centers over all starts must be at most "
+            f"{MOST_CENTERS}, got {a * k}"
         )
     if (last is None) != (sizes is None):
         raise PartyError("last and sizes must be given together")
     if used is not None and used.max() > k:
         raise PartyError(f"used must be at most {k}, the number of centres of a start")
     party.share(np.arange(party.n_rows), "row-sums")
-    # A repeated request for a pass gets the same random numbers; any other, new ones.
+    # A repeated request for a pass gets the same random numbers; any other request
+    # gets new ones.
     digest = hashlib.sha256(party.secret_bytes("lloyd", 32))
     for array in (centers, last, sizes, used):
         digest.update(b"" if array is None else array.tobytes())
@@ -181,7 +183,7 @@ def local(
 
 
 def _embedded(state: training.State) -> Array:
-    """Return H."""
+    """Return H, the embedding."""
     if state.H is None:
         raise PartyError("the embedding must be made before this step")
     return state.H
@@ -191,7 +193,7 @@ def _embedded(state: training.State) -> Array:
 @sums_over("none", "points count as embedded rows")
 @reveals("embedded-rows")
 def sample(party: Party, count: Count) -> Sample:
-    """Draw this party's share of the coreset of Balcan et al. (2013)."""
+    """Draw this party's points of the coreset of Balcan et al. (2013)."""
     state = party.recall(training.State)
     H, clusters = _embedded(state), state.clusters
     if clusters is None:
@@ -206,7 +208,7 @@ def sample(party: Party, count: Count) -> Sample:
 
 
 def _revealed_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
-    """Return the rows that are points, or whose cluster has few rows."""
+    """Return the rows that are among the points, or whose cluster has few rows."""
     sent = {point.tobytes() for point in points}
     nearest = kmeans.assign(H, clusters.centers)[0]
     few = clusters.sizes[nearest] < summed_kmeans.LEAST_ROWS
@@ -257,7 +259,7 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
     part = party.part
     if "P" not in part:
         raise PartyError(
-            "only a model of split rows, trained with cem, can label new rows: of this "
+            "only a model trained with cem on split rows can label new rows: for this "
             "model the party stores only the labels of the training rows"
         )
     width, now = party.rows.shape[1], party.columns_digest
@@ -277,7 +279,7 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
 @step
 @sums_over("none")
 def predict(party: Party) -> Predicted:
-    """Label this party's new rows with its local model; the labels stay."""
+    """Label this party's new rows with its local model; the labels stay here."""
     party.predictions = Predictions(_new_clusters(party)[0])
     return {"done": True}
 

@@ -1,11 +1,11 @@
 """A party's side of federated kernel k-means (Algorithm 1 of the paper).
 
-Between messages a party keeps B_t, shape (n_m, r) with r about the number of
-components, the map P from the features of all iterations to the embedding, and for
-Lanczos a Gram matrix of D + r columns: a few MB for ten thousand rows. It does not keep
-A_t, which would be larger, but draws it again from the seed. Its local model is P, the
-centres, the seed of the features and the labels of its rows; with it the party labels
-new rows alone.
+Between messages a party keeps B_t, shape (n_m, r), where r is about the number of
+components; the map P from the features of all iterations to the embedding; and for
+Lanczos a Gram matrix of D + r columns. These take a few MB for ten thousand rows. The
+party does not keep A_t, which would be larger, but draws it again from the seed. Its
+local model is P, the centres, the seed of the features and the labels of its rows. With
+this model the party labels new rows without the other parties.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ step = step_of("kernel_kmeans")
 T = TypeVar("T")
 
 CACHE_BYTES = 2**26
-"""Largest A_t that is kept for the next message of the same process."""
+"""Largest A_t, in bytes, that a process keeps for its next message."""
 
 MOST_FEATURES = 2**12
-"""Maximum number of features of an iteration: their Gram matrix has 128 MiB."""
+"""Maximum number of features of an iteration: their Gram matrix takes 128 MiB."""
 
 MOST_COMPONENTS = MOST_FEATURES // 4 - 5
-"""Maximum of components and of clusters: the first iteration has 4 (s + 5) features."""
+"""Maximum number of components, and of clusters: the first iteration has 4 (s + 5)
+features."""
 
 MOST_OF_VECTOR = 1e50
 """Largest entry of a vector: if a product overflowed, a refusal would reveal that."""
@@ -67,13 +68,13 @@ class Setup:
     kernel: kernel_embedding.Kernel
     """The kernel."""
     gamma: Positive
-    """Its parameter."""
+    """The parameter of the kernel."""
     D: Features
     """The number of features of an iteration."""
     D_1: Features
     """The number of features of the first iteration."""
     fill: Annotated[Array, Reals("n_columns")] | None = None
-    """Replacements of missing values, shape (d,): the means over all parties."""
+    """Replacements for missing values, shape (d,): the means over all parties."""
     shift: Annotated[Array, Reals("n_columns")] | None = None
     """If columns are standardized, a row x becomes (x - shift) * scale; shape (d,)."""
     scale: Annotated[Array, Reals("n_columns")] | None = None
@@ -96,23 +97,23 @@ class State:
     """A party's state between the messages of a run."""
 
     seed: str = ""
-    """Seed of the features, 32 hexadecimal digits. The first party draws it; the others
-    get it with the first iteration."""
+    """Seed of the features, 32 hexadecimal digits. The first party draws it; the other
+    parties get it with the first iteration."""
     setup: Setup | None = None
     """The random features, known after the first iteration starts."""
     t: int = 0
-    """The number of iterations that have started."""
+    """Number of iterations that have started."""
     B: Array | None = None
     """B_t of the party's rows, shape (n_m, r); None: r = 0."""
     P: Array | None = None
-    """Map from the features to B_t, in the end to H, shape (features so far, r). None
-    without the communication mechanism, which has no such map."""
+    """Map from the features to B_t and finally to H, shape (features so far, r). None
+    without the communication mechanism, since there is then no such map."""
     G: Array | None = None
     """W_t[m]^T W_t[m], for Lanczos, shape (D + r, D + r)."""
     H: Array | None = None
     """The embedding of the party's rows, shape (n_m, s)."""
     clusters: ClusterSummary | None = None
-    """The party's own clustering of them."""
+    """The party's own clustering of its embedded rows."""
 
     @property
     def known_setup(self) -> Setup:
@@ -123,7 +124,7 @@ class State:
 
     @property
     def eta(self) -> float:
-        """eta_t."""
+        """The step size eta_t."""
         return kernel_kmeans.step_size(self.t, self.known_setup.D, self.known_setup.D_1)
 
     @property
@@ -194,13 +195,13 @@ def begin(
     shift: Annotated[Array, Reals("n_columns")] | None = None,
     known: bool = False,
 ) -> Begin:
-    """Return sums for gamma and the scaling; the first party also the features' seed.
+    """Return sums for gamma and scaling; the first party also sends the features' seed.
 
-    With `means` the sums of the columns, with `squares` those of their squares, by
-    ``"column"`` or in ``"total"``; of rows less `shift` where the server asks again.
-    With `known` also how many values of each column are not missing: the sums are then
-    of these. The server chooses what is summed in the steps that follow, so all rows
-    count as leaving.
+    With `means` the reply has the sums of the columns; with `squares` it has the sums
+    of squares, by ``"column"`` or in ``"total"``. If the server asks again, the sums
+    are of rows minus `shift`. With `known` the reply also has the number of values that
+    are not missing in each column, and the sums are of these values. The server
+    chooses the sums in the steps that follow, so all rows count as leaving.
     """
     if party.remembered() and party.recall(State).t:
         raise PartyError("this step must come before the iterations")
@@ -267,7 +268,7 @@ def _reduce(
             party.cache["kernel_kmeans"] = key, party.X, blocks
     except ValueError:
         raise PartyError(
-            "the features must be finite: choose another gamma, or scale the columns"
+            "the features must be finite: choose another gamma or scale the columns"
         ) from None
     for A in blocks:
         total = add(total, f(slice(done, done + len(A)), A))
@@ -332,10 +333,11 @@ def _advance(
     *,
     mechanism: bool,
 ) -> State:
-    """Take the eigenpairs of iteration t - 1 (lines 12 and 13), or the setup at t = 1.
+    """Use the eigenpairs of iteration t - 1 (lines 12 and 13), or the setup at t = 1.
 
-    `R`, shape (D_{t-1} + r_{t-1}, r_t), is R_{t-1}: from t = 2 on, and only with the
-    communication `mechanism`. If `t` is requested again, the state is unchanged.
+    `R`, shape (D_{t-1} + r_{t-1}, r_t), is R_{t-1}. It is given from t = 2 on, and only
+    with the communication `mechanism`. If `t` is requested again, the state does not
+    change.
     """
     state = party.recall(State)
     if state.H is not None:
@@ -399,7 +401,7 @@ def product(
     setup: Setup | None = None,
     seed: Seed = None,
 ) -> Product:
-    """Line 10 by Lanczos: W_t[m]^T W_t[m] c; `t` begins an iteration."""
+    """Line 10 by Lanczos: W_t[m]^T W_t[m] c. A request with `t` begins an iteration."""
     if t is None:
         state = party.recall(State)
     else:
@@ -407,7 +409,7 @@ def product(
         state.G = _gram(party, state)
     G = state.G
     if G is None:
-        raise PartyError("the first product of an iteration must give t")
+        raise PartyError("the first product request of an iteration must include t")
     if len(vectors) != len(G) or vectors.shape[1] > len(G):
         raise PartyError(
             f"vectors must have {len(G)} rows and at most {len(G)} columns, got shape "
@@ -439,8 +441,8 @@ def project(
 ) -> Projection:
     """Step 2 of section 4.1: A_t[m]^T c[m].
 
-    Where `c` is zero but for one row this is that row's features, so only a run in one
-    process may ask for it.
+    If `c` is nonzero in one row only, the result is that row's features, so only a run
+    in one process may request it.
     """
     _check_without_mechanism(party)
     state = _advance(party, t, None, setup, seed, mechanism=False)
@@ -461,8 +463,8 @@ def project(
 def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
     """Step 4: A_t[m] A_t^T c.
 
-    Each entry is a function of a single row, so only a run in one process may ask for
-    it.
+    Each entry is a function of a single row, so only a run in one process may request
+    this product.
     """
     _check_without_mechanism(party)
     state = party.recall(State)
