@@ -105,11 +105,11 @@ NONE_RIGHT["test_false_negatives"] = 70
         ({"test_error": 0.2}, []),
         ({"test_r2": 0.01}, []),
         ({"explained": 0.3, "smallest_cluster": 4}, []),
-        ({"explained": -0.3, "smallest_cluster": 0}, ["than a single", "no row"]),
+        ({"explained": -0.3, "smallest_cluster": 0}, ["than a single", "no rows"]),
         ({"test_r2": -0.5}, ["mean of the labels"]),
         (
             {"test_error": 0.07, "test_base_error": 0.07, **NONE_RIGHT},
-            ["base rate", "but 70 rows are"],
+            ["base rate", "but 70 of them are"],
         ),
         (NONE_RIGHT | {"test_false_positives": 3}, []),
     ],

@@ -642,8 +642,8 @@ def test_a_model_that_predicts_nothing_positive_says_so():
     assert result.metrics["test_true_positives"] == 0
     assert [w.partition(":")[0] for w in result.warnings] == [
         "the model is no better than the base rate",
-        "the model predicts the second class, the positive one, for no row held out, "
-        "but 30 rows are of this class",
+        "the model predicts the second (positive) class for none of the rows held out, "
+        "but 30 of them are of this class",
     ]
 
 

@@ -13,16 +13,16 @@ from vfl_flower.typing import Array
 T = TypeVar("T")
 
 Index = slice | Array
-"""Consecutive rows, or numbers of rows."""
+"""Consecutive rows, or row numbers."""
 
 
 class RowBlocks(Rows):
     """The rows of [X, extra ...] in float64 blocks; iterate as often as needed.
 
     X has the shape (n, d); each extra column has n values or is the number 1.0; `rows`
-    has the numbers of the rows to use, in this order, repeats allowed (default: all).
-    Raises ValueError if X is not a matrix of real numbers, or `rows` do not fit it. A
-    block may be a view of X: do not write to it.
+    holds the numbers of the rows to use, in this order, with repeats allowed (default:
+    all rows). Raises ValueError if X is not a matrix of real numbers, or if `rows` does
+    not fit X. Do not write to a block: it may be a view of X.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RowBlocks(Rows):
         # Differences of unsigned numbers would wrap.
         self._rows = None if rows is None else rows.astype(np.int64, copy=False)
         self._X, self._block_bytes = X, block_bytes
-        # It refers to no rows, so that it can be sent to where they are.
+        # The function refers to no rows, so that it can be sent to where the rows are.
         self._change: Callable[[Array, Index], Array] = lambda block, index: (
             _with_columns(block, extra, index)
         )
@@ -84,7 +84,7 @@ class RowBlocks(Rows):
         return self._change(self._X.take(index), index)
 
     def _numbers(self, positions: Array | None) -> Array | None:
-        """Return numbers of rows of X from positions among the selected rows."""
+        """Return the row numbers in X of positions among the selected rows."""
         if self._rows is None or positions is None:
             return self._rows if positions is None else positions
         return self._rows[positions]

@@ -21,19 +21,19 @@ MOST_BINS = 20
 """Maximum number of bins of a curve, and of classes of a confusion table."""
 
 LEAST_OF_CURVE = 100
-"""Minimum number of rows of a curve or a table: fewer add nothing to the mean."""
+"""Minimum number of rows for a curve or table; with fewer, the mean says as much."""
 
 ROUNDING = 2.0**-40
-"""Numbers that differ by less than this share of the largest one count as equal."""
+"""Numbers whose difference is below this share of the largest count as equal."""
 
 LEAST_PROBABILITY = 2.0**-52
 """Smallest probability in a log loss, which is infinite at 0."""
 
 
 def mean_and_error(losses: Array) -> tuple[float, float]:
-    """Return the mean of losses of rows drawn at random, (n,), and its standard error.
+    """Return the mean of the losses, (n,), of random rows, and its standard error.
 
-    Neither the losses nor their squares overflow by their size alone.
+    The losses are scaled first, so that large losses and their squares do not overflow.
     """
     size = float(np.abs(losses).max()) or 1.0
     scaled = losses / size
@@ -42,12 +42,12 @@ def mean_and_error(losses: Array) -> tuple[float, float]:
 
 
 def _named(name: str, mean_and_se: tuple[float, float]) -> dict[str, float]:
-    """Return a mean under a name, and its standard error beside it."""
+    """Return a mean under a name, and its standard error under ``<name>_se``."""
     return dict(zip((name, f"{name}_se"), mean_and_se, strict=True))
 
 
 def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
-    """Return the area under the ROC curve, and its standard error [1] by ranks [2].
+    """Return the area under the ROC curve and its standard error [1], by ranks [2].
 
     `scores` and `positive` (bool) have the shape (n,); at least two rows are positive,
     and at least two are not. Ties count half.
@@ -62,7 +62,7 @@ def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
 
 
 def _midranks(values: Array) -> Array:
-    """Return the ranks of numbers from 1, and the mean rank of equal ones."""
+    """Return the ranks of numbers, from 1; equal numbers get their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray(np.cumsum(counts)[place] - (counts[place] - 1) / 2)
 
@@ -70,8 +70,8 @@ def _midranks(values: Array) -> Array:
 def regression(y: Array, predicted: Array) -> dict[str, float]:
     """Return the errors of predicted numbers against labels y, both of the shape (n,).
 
-    ``loss`` is the mean squared error, ``mae`` the mean absolute one, and ``r2`` the
-    share of the variance that is explained. An error that overflows is infinite.
+    ``loss`` is the mean squared error, ``mae`` the mean absolute error, and ``r2`` the
+    share of the variance explained. An error that overflows is infinite.
     """
     with np.errstate(all="ignore"):
         residual = np.asarray(predicted - y, dtype=np.float64)
@@ -91,17 +91,23 @@ def explained(loss: float, variance: float) -> float:
 
 
 def wrong(y: Array, predicted: Array) -> dict[str, float]:
-    """Return the share of wrong classes, ``error``."""
+    """Return ``error``, the share of rows whose predicted class is wrong."""
     return _named("error", mean_and_error((predicted != y).astype(float)))
 
 
 def base_error(counts: Array) -> float:
-    """Return the error of the most frequent class, from the counts of all, (C,)."""
+    """Return the error of always predicting the most frequent class.
+
+    `counts`, (C,), are the numbers of rows of all classes.
+    """
     return float(1 - counts.max() / counts.sum())
 
 
 def log_loss(probability: Array) -> dict[str, float]:
-    """Return ``log_loss``, the mean of -log p; p, (n,), is that of each row's class."""
+    """Return ``log_loss``, the mean of -log p.
+
+    `probability` holds p, (n,), the predicted probability of each row's true class.
+    """
     losses = -np.log(np.clip(probability, LEAST_PROBABILITY, 1))
     return _named("log_loss", mean_and_error(losses))
 
@@ -111,9 +117,10 @@ def two_classes(
 ) -> dict[str, float]:
     """Return the measures of the predictions of a model with two classes.
 
-    All arrays have the shape (n,): which rows are of the second class, and which the
-    model predicts to be; the scores by which it ranks them; and the probabilities of
-    that class, whose mean squared difference from 0 or 1 is ``brier``.
+    All arrays have the shape (n,). `positive` marks the rows of the second class, and
+    `predicted` those for which the model predicts it. The model ranks the rows by
+    `scores`. `probability` is the predicted probability of the second class; its mean
+    squared difference from 0 or 1 is ``brier``.
     """
     measures = _named("auc", area_under_curve(scores, positive)) | {
         "true_positives": int((positive & predicted).sum()),
@@ -127,12 +134,12 @@ def two_classes(
 
 
 def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
-    """Cut rows, in the order of a number, (n,), into bins of nearly equal counts.
+    """Sort rows by a number, (n,), and cut them into bins of nearly equal sizes.
 
-    Returns the positions of the rows of each bin: at most `MOST_BINS` bins, each of at
-    least `least` rows. Numbers that are equal up to rounding are never cut apart: the
-    order among them is that of the rows, which would decide who is in a bin. Empty
-    where the rows, or those of different numbers, are too few for two bins.
+    Returns the positions of the rows in each bin: at most `MOST_BINS` bins, each with
+    at least `least` rows. Rows whose numbers are equal up to rounding always share a
+    bin: otherwise the order of the rows in the data would decide which bin a row is in.
+    The list is empty if the rows, or their different numbers, are too few for two bins.
     """
     n = len(order_by)
     if n < LEAST_OF_CURVE:
@@ -154,10 +161,10 @@ def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
 def two_class_curve(
     positive: Array, scores: Array, probability: Array | None, least: int
 ) -> dict[str, Array]:
-    """Return the numbers of rows and of positive ones in bins of rows by their score.
+    """Return the counts of rows and of positive rows in bins of rows by score.
 
-    ``rows``, ``positives`` and, with a probability, its mean ``score`` have the shape
-    (B,). See `two_classes` and `_bins_of_curve`.
+    ``rows``, ``positives`` and, if `probability` is given, its mean ``score`` have the
+    shape (B,). See `two_classes` and `_bins_of_curve`.
     """
     if not (bins := _bins_of_curve(scores, least)):
         return {}
@@ -171,11 +178,11 @@ def two_class_curve(
 
 
 def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]:
-    """Return means of labels and predictions in bins of rows by their prediction.
+    """Return means of labels and predictions in bins of rows by prediction.
 
-    `y` and `predicted` have the shape (n,), the results (B,): ``rows``, their number;
-    ``predicted`` and ``true``, the means; and ``true_sd``, the standard deviation of
-    the labels. See `_bins_of_curve`.
+    `y` and `predicted` have the shape (n,), the results (B,). ``rows`` is the number of
+    rows, ``predicted`` and ``true`` are the means, and ``true_sd`` is the standard
+    deviation of the labels. See `_bins_of_curve`.
     """
     if not (bins := _bins_of_curve(predicted, least)):
         return {}
@@ -194,10 +201,11 @@ def confusion(
 ) -> dict[str, Array]:
     """Return ``confusion``, (C, C), the numbers of rows by class and predicted class.
 
-    `y` and `predicted` have the shape (n,), `classes`, ascending, (C,). Empty with
-    fewer than three classes or more than `MOST_BINS`; where the rows are too few, or a
-    class has fewer than `least` rows, or fewer than `least` predictions but at least
-    one; and where a label is of no class.
+    `y` and `predicted` have the shape (n,), `classes`, ascending, (C,). The result is
+    empty if there are fewer than three classes or more than `MOST_BINS`, or fewer than
+    `LEAST_OF_CURVE` rows. It is also empty if a class has fewer than `least` rows, or
+    is predicted at least once but for fewer than `least` rows, or if a label is not one
+    of the classes.
     """
     count = len(classes)
     few = not 2 < count <= MOST_BINS or len(y) < LEAST_OF_CURVE
@@ -214,24 +222,24 @@ def confusion(
 def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each sign that a model is no better than a constant.
 
-    `metrics` has the numbers of this module under names that begin with ``test_``; for
-    a clustering ``explained``, 1 - cost / cost with one cluster, and
-    ``smallest_cluster``, a number of rows.
+    `metrics` holds the metrics of this module under names that begin with ``test_``.
+    For a clustering it holds ``explained``, 1 - cost / (cost with one cluster), and
+    ``smallest_cluster``, the number of rows in the smallest cluster.
     """
     sentences = []
     error, base = metrics.get("test_error"), metrics.get("test_base_error")
     if error is not None and base is not None and error >= base:
         sentences.append(
             f"the model is no better than the base rate: its error on the rows held "
-            f"out is {error:.3g}, but {base:.3g} if the most frequent class is "
-            "predicted for all"
+            f"out is {error:.3g}, and always predicting the most frequent class has "
+            f"an error of {base:.3g}"
         )
     if (true_positives := metrics.get("test_true_positives")) is not None:
         positives = true_positives + metrics["test_false_negatives"]
         if not true_positives + metrics["test_false_positives"]:
             sentences.append(
-                "the model predicts the second class, the positive one, for no row "
-                f"held out, but {positives} rows are of this class"
+                "the model predicts the second (positive) class for none of the rows "
+                f"held out, but {positives} of them are of this class"
             )
     if metrics.get("test_r2", 1.0) <= 0:
         sentences.append(
@@ -244,15 +252,15 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
             f"{metrics['explained']:.3g} of its cost"
         )
     if not metrics.get("smallest_cluster", 1):
-        sentences.append("a cluster has no row: choose a smaller n_clusters")
+        sentences.append("a cluster has no rows: choose a smaller n_clusters")
     return sentences
 
 
 def most_chosen(metrics: Mapping[str, Any], n_clusters: int) -> list[str]:
-    """Return a sentence if `n_clusters`, the maximum of a choice, was chosen."""
+    """Return a sentence if the number of clusters chosen is the maximum allowed."""
     if metrics.get("clusters") != n_clusters:
         return []
     return [
         f"{n_clusters} clusters were chosen, the maximum (n_clusters): increase "
-        "n_clusters; if the choice then rises too, the rows have no compact groups"
+        "n_clusters; if the chosen number also rises, the rows have no compact groups"
     ]

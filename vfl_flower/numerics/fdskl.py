@@ -5,10 +5,10 @@ with random features :math:`\phi_j(x) = \sqrt 2 \cos(\omega_j^T x + b_j)`, and i
 minimises :math:`E\,L(f(x), y) + \frac\lambda2 \|f\|_{\mathcal H}^2` (equation 1).
 The losses and the solvers on a fixed set of features are in ``kernel_solvers.py``.
 
-Differs from [1] in: 1. a step may take several instances and several features at once
-(with one of each it is that of Algorithm 1); 2. there may be several functions, one a
-class, on the same features; 3. f starts at `base_scores`; 4. `implicit_step`, of which
-the step of [1] is the linearisation.
+Differences from [1]: 1. A step may use several instances and several features at once
+(with one of each it is the step of Algorithm 1). 2. There may be several functions, one
+per class, on the same features. 3. f starts at `base_scores`. 4. `implicit_step` is
+added; its linearisation is the step of [1].
 
 References
 ----------
@@ -31,9 +31,10 @@ CANDIDATES = tuple(2.0**k for k in range(-2, 5))
 
 
 def base_scores(Y: Array, loss: str) -> Array:
-    """Return where f starts, shape (C,): the mean of labels Y, shape (n, C).
+    """Return the initial value of f, shape (C,): the mean of labels Y, shape (n, C).
 
-    With the logistic loss it is their log odds, with one row more of each class.
+    With the logistic loss it is the log odds of the labels, after adding one row of
+    each class.
     """
     mean = Y.mean(axis=0)
     if loss != "logistic":
@@ -42,10 +43,11 @@ def base_scores(Y: Array, loss: str) -> Array:
 
 
 def step_sizes(phi: Array, loss: str, factors: Sequence[float] = CANDIDATES) -> Array:
-    r"""Return step sizes by the first block of features: factors / (L'' mu_1).
+    r"""Return step sizes from the first block of features: factors / (L'' mu_1).
 
     L'' bounds the curvature of the loss, and mu_1 is the largest eigenvalue of the mean
-    of phi(x) phi(x)^T / F. On the same features steps from 2 / (L'' mu_1) on diverge.
+    of phi(x) phi(x)^T / F. Steps of 2 / (L'' mu_1) or more diverge on the same
+    features.
     """
     largest = np.linalg.norm(phi, 2) ** 2 / phi.size
     return np.asarray(np.asarray(factors) / (LOSSES[loss].curvature * largest))
@@ -66,19 +68,20 @@ def implicit_step(
     .. math:: \min_{\delta, s, b}\ \frac1B \sum_i L\big(f(x_i) + (s - 1) f_l(x_i) +
        \phi(x_i)^T \delta + b,\ y_i\big) + \frac{F}{2\gamma} |\delta|^2
 
-    Linearising L at f, without s and b, gives the step of `dsg_update`. The step of one
-    batch may be far larger than an explicit one, which diverges from
-    :math:`\gamma = 2 / (L'' \mu_1)`. It is biased, so Theorem 4 says nothing of it.
+    Linearising L at f, without s and b, gives the step of `dsg_update`. An implicit
+    step on one batch may be far larger than an explicit step, which diverges if
+    :math:`\gamma` is :math:`2 / (L'' \mu_1)` or more. The implicit step is biased, so
+    Theorem 4 does not apply to it.
 
-    `angles`, (B, F), are those of the new features, as
-    :func:`vfl_flower.numerics.kernel_solvers.fit` takes them; `scores` and `earlier`,
-    (B, C), are f before the step and :math:`f_l`, the part of it that s scales; `y`,
-    (B, C), are labels, real or -1 and +1; `regularization` is :math:`1 / \gamma`, or
-    None: cross-validation within the batch then chooses it.
+    `angles`, (B, F), are the angles of the new features, in the form that
+    :func:`vfl_flower.numerics.kernel_solvers.fit` takes. `scores`, (B, C), are f before
+    the step, and `earlier`, (B, C), is :math:`f_l`, the term of f that s scales. `y`,
+    (B, C), are labels, real or -1 and +1. `regularization` is :math:`1 / \gamma`; if it
+    is None, cross-validation within the batch chooses it.
 
     Returns s, (C,), :math:`\delta`, (F, C), and b, (C,), the last two in the unit of y.
-    A column whose labels are equal keeps its f, and so does f where no step has a
-    smaller loss on rows left out.
+    f is unchanged in a column whose labels are all equal, and in all columns if the
+    step does not lower the loss on the rows left out.
     """
     scale, shift = np.ones(y.shape[1]), np.zeros(y.shape[1])
     new = np.zeros((angles.shape[1], y.shape[1]))
@@ -122,15 +125,16 @@ def dsg_update(
     .. math:: \alpha_j \leftarrow (1 - \gamma\lambda)\,\alpha_j, \qquad
        \alpha_t = -\gamma\, L'(f(x_i), y_i)\, \phi_t(x_i)
 
-    The coefficients `alpha` of all earlier features have the shape (T, C), the F new
-    features :math:`\phi` at B instances (B, F), their scores f before the step and
-    their labels (B, C), and the step :math:`\gamma` is a number or (C,). Returns the
-    scaled earlier coefficients, (T, C), a new array, and those of the new features,
+    `alpha`, the coefficients of all earlier features, has the shape (T, C). The F new
+    features :math:`\phi` at B instances have the shape (B, F); the scores f of these
+    instances before the step, and their labels, have the shape (B, C). The step
+    :math:`\gamma` is a number or has the shape (C,). Returns the scaled earlier
+    coefficients, (T, C), in a new array, and the coefficients of the new features,
     (F, C). Raises ValueError if the step or :math:`\lambda` is out of range.
 
-    With blocks, the new coefficients are :math:`-\gamma / (B F)\, \phi^T L'`: the mean
-    over the instances stands for the expectation over x, and the mean over the features
-    for that over :math:`\omega`, so the step stays unbiased.
+    With blocks, the new coefficients are :math:`-\gamma / (B F)\, \phi^T L'`. The mean
+    over the instances replaces the expectation over x, and the mean over the features
+    replaces the expectation over :math:`\omega`, so the step stays unbiased.
     """
     largest = np.max(step)
     if not (np.min(step) > 0 and 0 <= regularization * largest <= 1):

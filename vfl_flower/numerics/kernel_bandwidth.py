@@ -1,8 +1,8 @@
-"""The bandwidth that fits the labels best, among those of one set of angles.
+"""The bandwidth that fits the labels best, among multiples of one set of angles.
 
-Random features of the kernel at bandwidth s are cosines of angles omega^T x + b, with
-omega from the law of the kernel over s. So k times an angle, modulo a turn, is that of
-a feature at bandwidth s / k.
+Random features of the kernel at bandwidth s are cosines of angles omega^T x + b, where
+omega is drawn from the law of the kernel and divided by s. So k times an angle, modulo
+a full turn, is the angle of a feature at bandwidth s / k.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ WIDEST = 4
 """The bandwidth of the angles, relative to the median distance."""
 
 MULTIPLES = (1, 2, 3, 4, 6, 8, 12)
-"""Permitted multiples of an angle: bandwidths from 4 down to 1/3 of the median's."""
+"""Permitted multiples of an angle: bandwidths from 4 to 1/3 times the median's."""
 
 TRIED_ROWS, TRIED_FEATURES = 3000, 384
 """Maximum numbers of rows and features for the choice."""
 
 
 def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
-    """Return how many times to take each angle: one of `MULTIPLES`.
+    """Return the factor, one of `MULTIPLES`, by which to multiply each angle.
 
-    It has the lowest exact leave-one-out squared error of ridge regression on some of
-    the rows and features. `angles`, (n, M), are summed ones at `WIDEST` times the
-    bandwidth of the median distance; `Y`, (n, C), are labels as `fit` takes them, where
-    classes count as numbers. The result is `WIDEST` where the drawn labels are equal.
+    This factor has the lowest exact leave-one-out squared error of ridge regression on
+    some of the rows and features. `angles`, (n, M), are summed over the parties, at
+    `WIDEST` times the bandwidth of the median distance. `Y`, (n, C), are labels in the
+    form that `fit` takes, with classes as numbers. The result is `WIDEST` if the drawn
+    labels in a column are all equal.
     """
     rows = rng.permutation(len(Y))[:TRIED_ROWS]
     sample, Y = angles[rows, :TRIED_FEATURES], Y[rows]

@@ -1,4 +1,4 @@
-"""The embedding of federated kernel k-means for any row, by one party alone."""
+"""The embedding of any row in federated kernel k-means, by one party alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kernel = Literal["gaussian", "laplacian"]
 """exp(-gamma |x - x'|_2^2) or exp(-gamma |x - x'|_1)."""
 
 BLOCK_BYTES = 2**25
-"""Size of a block of features: large, since each block redraws the weights."""
+"""Size of a block of features: large, because each block draws the weights again."""
 
 
 class FeatureSetup(TypedDict):
@@ -30,7 +30,7 @@ class FeatureSetup(TypedDict):
     seed: str
     """Hexadecimal digits, a secret of the parties, from which features are drawn."""
     fill: NotRequired[Array]
-    """Replacement of a missing value, shape (d,); default: `shift`."""
+    """Replacements for missing values, shape (d,); default: `shift`."""
     shift: NotRequired[Array]
     """With standardised columns, (d,): a row x becomes (x - shift) * scale first."""
     scale: NotRequired[Array]
@@ -41,10 +41,10 @@ class EmbeddingPart(FeatureSetup):
 
     D: int
     D_1: int
-    """Features of an iteration, and of the first one."""
+    """Number of features in an iteration, and in the first iteration."""
     P: NotRequired[Array]
     """Map from the features of all iterations to the embedding, (D_1 + .. + D_T, s);
-    none without the communication mechanism of the paper."""
+    absent without the communication mechanism of the paper."""
     centers: Array
     """Centres of the clusters in the space of the embedding, shape (k, s)."""
     labels: Array
@@ -59,11 +59,12 @@ def bandwidth(kernel: str, gamma: float) -> float:
 def default_gamma(
     kernel: Kernel, N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
 ) -> float:
-    """Return gamma from sums over all rows, those of `variances`, shape (d,).
+    """Return gamma from sums over all rows, shape (d,), as for `variances`.
 
-    Gaussian: that of the paper, see `gamma`. Laplacian: the inverse of the mean of
-    |x - x'|_1 if the columns were normal, 2 / sqrt(pi) standard deviations each. Raises
-    ValueError if the sums are not finite, or no column varies.
+    For the Gaussian kernel it is the paper's (see `gamma`). For the Laplacian kernel it
+    is the inverse of the mean of |x - x'|_1 that normal columns would have: 2 /
+    sqrt(pi) standard deviations per column. Raises ValueError if the sums are not
+    finite, or no column varies.
     """
     gaussian = gamma(N, sum_x, sum_squares, shift)
     if kernel == "gaussian":
@@ -75,11 +76,11 @@ def default_gamma(
 def feature_blocks(
     setup: FeatureSetup, X: Array | Rows, start: int, stop: int
 ) -> Iterator[Array]:
-    """Yield the random features start .. stop - 1 of rows X, (n, d), by blocks.
+    """Yield the random features start .. stop - 1 of rows X, (n, d), in blocks.
 
     A block, (b, stop - start), holds a_j(x), with E[a_j(x) a_j(x')] = K(x, x'). Raises
     ValueError if a feature is not finite, gamma gives no bandwidth in the range of
-    float64, or a value is missing (NaN) and the setup does not say what it becomes.
+    float64, or a value is missing (NaN) and the setup has no replacement for it.
     """
     rows = as_rows(X)
     for block in rows.blocks(feature_block_rows(setup, rows, start, stop)):
@@ -87,7 +88,7 @@ def feature_blocks(
 
 
 def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> int:
-    """Return the rows of a block of features, so that further memory is small."""
+    """Return the number of rows per block of features that keeps extra memory small."""
     copied = "scale" in setup or not isinstance(X, ArrayRows)
     widest = max(stop - start, X.shape[1] if copied else 1)
     return max(1, BLOCK_BYTES // (8 * widest))
@@ -127,7 +128,7 @@ def _filled(setup: FeatureSetup, rows: Array) -> Array:
 def embed_rows(part: EmbeddingPart, X: Array | Rows) -> Array:
     """Return h(x) = [a_1(x) .. a_T(x)] P, (n, s), of rows X, (n, d).
 
-    The products of the embedded rows estimate K_s.
+    The inner products of the embedded rows estimate K_s.
     """
     P, D, D_1 = part["P"], int(part["D"]), int(part["D_1"])
     H = np.zeros((len(X), P.shape[1]))
@@ -144,6 +145,6 @@ def embed_rows(part: EmbeddingPart, X: Array | Rows) -> Array:
 
 
 def label_rows(part: EmbeddingPart, X: Array | Rows) -> Array:
-    """Return the clusters of rows by one party's local model, shape (n,)."""
+    """Return the cluster that a party's local model assigns to each row, shape (n,)."""
     H = RowBlocks(embed_rows(part, X))
     return H.per_row(lambda rows: assign(rows, part["centers"])[0])

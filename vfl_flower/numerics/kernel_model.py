@@ -1,4 +1,4 @@
-"""A kernel model in parts: each party's features, the label holders' coefficients."""
+"""A kernel model: the features of each party and the label holders' coefficients."""
 
 from __future__ import annotations
 
@@ -32,21 +32,23 @@ class KernelPart(TypedDict):
     seed: str
     """Seed of the party's own features, hexadecimal; its secret."""
     holders: list[int]
-    """The label holders, which have the coefficients, in party order."""
+    """The label holders, which hold the coefficients, in party order."""
     block: int
     """Feature j belongs to label holder number ``(j // block) % len(holders)``."""
     shared_seed: NotRequired[str]
     """With shared features: the seed that all parties know, hexadecimal."""
     first_column: NotRequired[int]
     all_columns: NotRequired[int]
-    """With shared features: the place of the party's first column, and the total."""
+    """With shared features: the position of the party's first column among all columns,
+    and the number of all columns."""
     kept: NotRequired[list[int]]
-    """With shared features: for each label holder the party whose phase stays."""
+    """With shared features: for each label holder, the party whose phase is kept."""
     scale: NotRequired[float]
     """At a doubly stochastic label holder: largest absolute label, a power of two."""
     coef: NotRequired[Array]
     intercept: NotRequired[Array]
-    """At a label holder: (M_l, C), of its features, and (C,), in the unit of y."""
+    """At a label holder, in the unit of y: the coefficients of its features, (M_l, C),
+    and the intercept, (C,)."""
     target: NotRequired[Target]
     classes: NotRequired[Array]
     local: NotRequired[int]
@@ -57,8 +59,8 @@ class KernelPart(TypedDict):
 
 
 def own_features(part: KernelPart) -> RandomFeatures:
-    """Return the random features that the party alone can compute."""
-    # None are orthogonal: orthogonal blocks would show whose column is whose.
+    """Return the random features that only the party itself can compute."""
+    # No features are orthogonal: orthogonal blocks would reveal whose column is whose.
     seed = int(part["seed"], 16)
     return RandomFeatures(part["kernel"], part["n_columns"], part["bandwidth"], seed)
 
@@ -66,10 +68,10 @@ def own_features(part: KernelPart) -> RandomFeatures:
 def partial_angles(
     part: KernelPart, X: Array | Rows, stop: int, bits: int, rows: Array | None = None
 ) -> Array:
-    """Return a party's addends of the angles of rows (Algorithm 3, line 3), (m, stop).
+    """Return a party's terms of the rows' angles (Algorithm 3, line 3), (m, stop).
 
     The arguments are those of `RandomFeatures.angles`. With shared features the angles
-    are real turns, whole turns included, and `bits` is 64.
+    are real numbers of turns, including whole turns, and `bits` is 64.
     """
     private = own_features(part)
     if "shared_seed" not in part:
@@ -85,13 +87,13 @@ def partial_angles(
 
 
 def owned(part: KernelPart, stop: int, holder: int) -> Array:
-    """Return which features 0 .. stop - 1 belong to a label holder, shape (stop,)."""
+    """Return which features, 0 .. stop - 1, belong to a label holder, shape (stop,)."""
     turn = np.arange(stop) // part["block"] % len(part["holders"])
     return np.asarray(np.asarray(part["holders"])[turn] == holder)
 
 
 def decision_function(parts: Sequence[KernelPart], blocks: Sequence[Array]) -> Array:
-    """Return f(x), eq. 7, (n, C), when all parts of a model are in one place.
+    """Return f(x), eq. 7, (n, C), when all parties' local models are in one place.
 
     `blocks` are the columns of each party, (n, d_l), in party order like `parts`.
     """
@@ -134,8 +136,8 @@ def linear_scores(angles: Array, coef: Array) -> Array:
 def answers(scores: Array, target: Target, classes: Array) -> Array:
     """Return the labels of the classes with the largest scores, or the values, (n,).
 
-    `scores` are f(x), (n, C), and `classes`, (C,), the labels of the columns; binary:
-    those of -1 and +1, (2,).
+    `scores` are f(x), (n, C), and `classes`, (C,), are the labels of the columns; for
+    "binary" they are the labels of -1 and +1, (2,).
     """
     if target == "continuous":
         return scores[:, 0]
@@ -147,7 +149,7 @@ def answers(scores: Array, target: Target, classes: Array) -> Array:
 def probabilities(scores: Array) -> Array:
     """Return the probabilities of the classes according to the logistic loss.
 
-    `scores` are f(x), (n, C), and so is the result; with one column it is (n, 2). The
+    `scores` are f(x), (n, C). The result has the same shape, or (n, 2) if C is 1. The
     probabilities of each class against the rest are divided by their sum.
     """
     if scores.shape[1] == 1:

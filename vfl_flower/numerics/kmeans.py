@@ -1,7 +1,7 @@
-"""k-means: on one party's blocks of rows, and weighted at the server.
+"""k-means on one party's blocks of rows, and weighted k-means at the server.
 
-What runs at a party needs NumPy alone; scikit-learn is imported where the server
-clusters.
+The functions that run at a party need only NumPy; scikit-learn is imported only where
+the server clusters.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from vfl_flower.typing import Array
 def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
     """Draw row numbers with replacement, row i with probability g_i / sum g.
 
-    Line 5 of Algorithm 1 of the coreset paper, and the draws of k-means++. `g` has the
+    Used for line 5 of Algorithm 1 of the coreset paper, and for k-means++. `g` has the
     shape (n,), the result (size,). A row with g_i = 0 is never drawn. The first a draws
-    are those of a call with size a. Raises ValueError if `size` or a value of `g` is
-    negative, or the sum of `g` is not positive and finite.
+    equal the draws of a call with size a. Raises ValueError if `size` or a value of `g`
+    is negative, or if the sum of `g` is not positive and finite.
     """
     cumulative = np.cumsum(g)
     if len(g) == 0 or g.min() < 0 or not 0 < cumulative[-1] < np.inf:
         raise ValueError(
             "sampling weights must be non-negative, with a positive, finite sum"
         )
-    # random() <= 1 - 2^-53 and a product with that rounds below the sum: no draw is n.
+    # random() <= 1 - 2^-53, so the product rounds to below the sum: no draw is n.
     points = rng.random(size) * cumulative[-1]
     return np.asarray(np.searchsorted(cumulative, points, side="right"), np.int64)
 
@@ -41,19 +41,20 @@ def seed_centers(
 ) -> Array:
     """Choose k of the rows, (n, d), by greedy k-means++ seeding; returns (k, d).
 
-    The first centre is a random row. For each further one, 2 + floor(ln k) candidates
-    are drawn with probability proportional to w_i min_l |x_i - c_l|^2, and the one that
-    lowers the cost most is kept, as in scikit-learn (D. Arthur and S. Vassilvitskii,
-    "k-means++: the advantages of careful seeding", SODA 2007). The weights w, (n,), are
-    1 by default. Some centres are equal where fewer than k rows are distinct. Raises
-    ValueError if `k` is below 1, there is no row, or no weight is positive.
+    The first centre is a random row. For each further centre, 2 + floor(ln k)
+    candidates are drawn with probability proportional to w_i min_l |x_i - c_l|^2, and
+    the candidate that lowers the cost most is kept, as in scikit-learn (D. Arthur and
+    S. Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007). The
+    weights w, (n,), are 1 by default. If fewer than k rows are distinct, some centres
+    are equal. Raises ValueError if `k` is below 1, there are no rows, or no weight is
+    positive.
 
-    Distances are |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that a large
-    common offset of the data costs no accuracy.
+    Distances are computed as |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that
+    a large common offset of the data costs no accuracy.
     """
 
     def masses(shift: Array, part: slice, rows: Array) -> list[Array]:
-        """Return w_i min_l |x_i - c_l|^2 of a block with each candidate, (t, b)."""
+        """Return w_i min_l |x_i - c_l|^2 in a block for each candidate, (t, b)."""
         distances = (-2 * shift) @ rows.T
         distances += (row_squares(shift) + 2 * shift @ origin)[:, None]
         distances += norms[part]
@@ -88,16 +89,17 @@ def seed_centers(
 
 
 def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
-    """Find the closest of the centres, (k, d), of each row, (b, d).
+    """Find the centre, among (k, d), that is closest to each row, (b, d).
 
     Returns pi(i) = argmin_l |x_i - c_l|, the lowest such l, int64, (b,); and
-    |x_i - c_pi(i)|^2, (b,), from the differences: exactly 0 for a row that is a centre.
+    |x_i - c_pi(i)|^2, (b,). These squares are computed from the differences, so they
+    are exactly 0 for a row that is a centre.
 
     >>> assign(np.array([[0.0], [3.0], [10.0]]), np.array([[1.0], [10.0]]))
     (array([0, 0, 1]), array([1., 4., 0.]))
     """
-    # argmin |x - c|^2 = argmax (x - s) (c - s) - |c - s|^2 / 2; with s amid the centres
-    # the rounding error is relative to |x| |c - s| and not to |x|^2.
+    # argmin |x - c|^2 = argmax (x - s) (c - s) - |c - s|^2 / 2. If s is amid the
+    # centres, the rounding error is relative to |x| |c - s| and not to |x|^2.
     origin = centers.mean(axis=0)
     shifted = centers - origin
     constant = shifted @ origin + row_squares(shifted) / 2
@@ -106,10 +108,11 @@ def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
 
 
 def simplified_silhouettes(rows: Array, centers: Array) -> Array:
-    """Return 1 - a / b of each row, (b, d), as Hruschka et al. (2006) do; shape (b,).
+    """Return the simplified silhouette 1 - a / b of each row, (n, d); shape (n,).
 
     a and b are the distances to the closest and the second closest of at least two
-    centres, (k, d). It is 1 for a row on a centre, also where two are equal.
+    centres, (k, d). The result is 1 for a row that lies on a centre, even if two
+    centres coincide there. The measure is by Hruschka et al. (2006):
 
     E. R. Hruschka, R. J. G. B. Campello and L. N. de Castro, "Evolving clusters in gene
     expression data", Information Sciences 176, 2006.
@@ -129,13 +132,13 @@ def lloyd(
     """Improve centres, (k, d), by Lloyd's iteration over rows, (n, d), block by block.
 
     `weights`, (n,), are 1 by default. The iteration stops after `max_iter` passes over
-    the data, or when a pass lowers the cost by no more than the share `tol` of it. A
+    the data, or when a pass lowers the cost by no more than `tol` times the cost. A
     centre without rows stays where it is.
     """
     k = len(centers)
 
     def totals(part: slice, rows: Array) -> tuple[Array, Array, float]:
-        """Return the sums, the sizes and the cost of the clusters of a block."""
+        """Return the sums, the sizes and the cost of the clusters in a block."""
         labels, distances = assign(rows, centers)
         members = (labels == np.arange(k)[:, None]).astype(np.float64)
         if weights is not None:
@@ -164,15 +167,15 @@ def weighted_kmeans(
     """Cluster weighted rows X, (m, d), with scikit-learn's KMeans.
 
     Returns the best centres of `n_init` starts, (k, d), and their cost, sum_i w_i min_l
-    |x_i - c_l|^2, with the weights w >= 0, (m,). Some centres are equal where fewer
-    than k rows are distinct. Raises ValueError if `k` is below 1, or there is no row.
+    |x_i - c_l|^2, with the weights w >= 0, (m,). If fewer than k rows are distinct,
+    some centres are equal. Raises ValueError if `k` is below 1, or there are no rows.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     clusters = min(k, len(X))
     model = KMeans(clusters, n_init=n_init, random_state=int(rng.integers(2**32)))
-    with warnings.catch_warnings():  # fewer distinct rows than k is no fault here
+    with warnings.catch_warnings():  # fewer than k distinct rows are acceptable here
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X, sample_weight=weights)
     return model.cluster_centers_[np.arange(k) % clusters], float(model.inertia_)
@@ -181,8 +184,8 @@ def weighted_kmeans(
 def partial_distances(rows: Array, centers: Array) -> Array:
     """Return squared distances, >= 0, over one party's columns, (b, k).
 
-    `rows` are (b, d_j), `centers` (k, d_j). The sums over the parties are
-    |x_i - c_l|^2 over all columns.
+    `rows` have the shape (b, d_j), `centers` (k, d_j). The squared distances of all
+    parties add up to |x_i - c_l|^2 over all columns.
     """
     origin = centers.mean(axis=0)
     rows, centers = rows - origin, centers - origin
@@ -203,11 +206,12 @@ def distdim(
 ) -> Array:
     """Combine local clusterings into global centres (DISTDIM), (k, d).
 
-    Each row stands for the cell of the grid of local centres that it falls in: the
-    point (c^(1)_l1, ..., c^(T)_lT). Weighted k-means runs on the occupied cells only,
-    each with the sum of the weights, (m,), of its rows. Column j of `assignments`,
-    (m, T), is the local cluster of each row at party j, and `local_centers` are the
-    parties' centres, (k_j, d_j). Raises ValueError if `k` is below 1.
+    The parties' local centres form a grid. Each row is replaced by its cell of this
+    grid, the point (c^(1)_l1, ..., c^(T)_lT). Weighted k-means runs on the occupied
+    cells only; the weight of a cell is the sum of the weights, (m,), of its rows.
+    Column j of `assignments`, (m, T), is the local cluster of each row at party j, and
+    `local_centers` are the parties' centres, (k_j, d_j). Raises ValueError if `k` is
+    below 1.
 
     H. Ding, Y. Liu, L. Huang and J. Li, "K-means clustering with distributed
     dimensions", ICML 2016.

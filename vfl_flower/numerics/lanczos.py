@@ -1,8 +1,8 @@
-r"""Lanczos: the eigenpairs above a threshold of a symmetric matrix behind a product.
+r"""Lanczos: eigenpairs above a threshold of a symmetric matrix known by its products.
 
-The symbols are those of [1], Appendix B: R is the matrix, known by g = R c alone (one
-round trip in the federated protocol), c_1 .. c_Q are the orthonormal Lanczos vectors
-and T_Q = C_Q^T R C_Q; after Q steps,
+The symbols are those of [1], Appendix B: R is the matrix, known only through products
+g = R c (one round trip each in the federated protocol), c_1 .. c_Q are the orthonormal
+Lanczos vectors, and T_Q = C_Q^T R C_Q. After Q steps,
 
     R C_Q = C_Q T_Q + g e^T,    C_Q^T C_Q = I,    C_Q^T g = 0,
 
@@ -28,7 +28,7 @@ from vfl_flower.typing import Array
 EPS = float(np.finfo(np.float64).eps)
 
 TOL = 1e-8
-"""Largest residual of a converged Ritz value, as a share of the largest in size."""
+"""Maximum residual of a converged Ritz value, over the largest absolute Ritz value."""
 
 
 @shapes_only
@@ -61,24 +61,25 @@ def lanczos(
 ) -> Lanczos:
     """Find the eigenpairs above a threshold (Algorithm 2 with eq. 3 of [1]).
 
-    `matvec` takes c, (n,), to g = R c, (n,) (line 5), with R symmetric; `start`, (n,),
-    is c_1 up to its length, and `first`, (n,), is R c_1 if the caller knows it.
-    Eigenvalues above the `threshold`, eta_t lambda in [1], are wanted, and the
-    `at_least` largest ones in any case.
+    `matvec` maps c, (n,), to g = R c, (n,) (line 5), with R symmetric; `start`, (n,),
+    is c_1 up to its length, and `first`, (n,), is R c_1 if the caller knows it. The
+    eigenvalues wanted are all those above `threshold`, eta_t lambda in [1], and at
+    least the `at_least` largest.
 
     The iteration stops when every Ritz value above the threshold has converged and the
-    largest of the others is settled below it: its residual is at most sqrt(`TOL`) times
-    the threshold (its error is of the order of the square) and no more than its
-    distance from the threshold. Ritz values converge from the ends of the spectrum
-    inwards, so none above the threshold is missed that c_1 can reach.
+    largest Ritz value not above the threshold has settled. A value has settled if its
+    residual is at most sqrt(`TOL`) times the threshold (so that its error is of the
+    order of the residual squared) and no larger than its distance from the threshold.
+    Ritz values converge from the ends of the spectrum inwards, so the iteration misses
+    no eigenvalue above the threshold that c_1 can reach.
 
     At a breakdown (beta_q = 0, line 9) the Lanczos vectors span an invariant space and
     all Ritz values are exact. The iteration then continues from a random vector
-    orthogonal to them (of `rng`), and ends where such a vector has shown no eigenvalue
-    above the threshold, or where the space is exhausted (q = n).
+    orthogonal to them, drawn from `rng`. It ends when such a vector has revealed no
+    eigenvalue above the threshold, or when the space is exhausted (q = n).
 
-    Differs from [1] in: 1. the breakdown, where Algorithm 2 ends. 2. Each vector is
-    orthogonalised twice against *all* before it, which contains line 7.
+    Differences from [1]: 1. Algorithm 2 ends at a breakdown. 2. Each vector is
+    orthogonalised twice against *all* earlier vectors, which includes line 7.
     """
     n = len(start)
     Q, T, scale = np.empty((n, 0)), np.zeros((0, 0)), 0.0
@@ -106,7 +107,7 @@ def lanczos(
         ritz_values = np.linalg.eigvalsh(T)[::-1]
         bound = threshold
         if np.count_nonzero(ritz_values > threshold) < at_least:
-            # halfway between the last Ritz value that is wanted and the next
+            # halfway between the last wanted Ritz value and the next one
             pair = ritz_values[at_least - 1 : at_least + 1]
             bound = float(pair.mean()) if len(pair) == 2 else -math.inf
         settled = math.sqrt(TOL) * min(scale, abs(bound))
@@ -132,8 +133,8 @@ def _extended(
 ) -> tuple[Array, float]:
     """Return Q with one more column c, a unit vector orthogonal to Q, and c^T g.
 
-    c is the direction of what Q leaves of g. Where that is at most `tiny`, c is random,
-    and 0 takes the place of c^T g.
+    c is the direction of the component of g orthogonal to Q. If this component is no
+    longer than `tiny`, c is random, and 0 is returned instead of c^T g.
     """
 
     def rest(vector: Array) -> Array:

@@ -16,22 +16,22 @@ EPS = float(np.finfo(np.float64).eps)
 def leverage_factor(blocks: RowBlocks) -> Array:
     """Find F, (d, r), such that U = X F is an orthonormal basis of the columns of X.
 
-    Line 2 of Algorithm 2 without the n x d matrix U. X has the shape (n, d), and is
-    [X, y] at the label holder; r is its numerical rank. F is made of the eigenvectors
-    of the Gram matrix where they are accurate, else of the singular vectors of R from a
-    QR factorisation block by block, which costs about twice as much. Raises ValueError
-    if X has a missing or infinite value.
+    This is line 2 of Algorithm 2 without the n x d matrix U. X has the shape (n, d),
+    and is [X, y] at the label holder; r is its numerical rank. F is computed from the
+    eigenvectors of the Gram matrix if they are accurate, and otherwise from the
+    singular vectors of R in a blockwise QR factorisation, which costs about twice as
+    much. Raises ValueError if X has a missing or infinite value.
 
-    Columns are first scaled to length 1, Z = X D^-1, and columns of zeros left out.
+    Columns are first scaled to length 1, Z = X D^-1, and columns of zeros are left out.
     With Z = Q S V^T, F = D^-1 V S^-1 over the singular values above max(n, d) eps S_1.
 
-    *When the Gram matrix is accurate.* Summed in blocks of b rows, each entry of
-    C = Z^T Z has an error of at most (b + n / b) u, u = eps / 2 [2, section 3.1], hence
-    C one of at most e = d (b + n / b) u in the spectral norm. F^T C F = I for the
-    computed C, so the true U^T U differs from I, and to first order each score from the
-    true one, by at most e / lambda_min(C) relatively. The Gram matrix is taken
-    where this is at most 1e-6; else QR, whose error grows with the condition number of
-    Z and not with its square.
+    *When the Gram matrix is accurate.* C = Z^T Z is summed in blocks of b rows, so the
+    error of each entry is at most (b + n / b) u, u = eps / 2 [2, section 3.1], and the
+    error of C is at most e = d (b + n / b) u in the spectral norm. F^T C F = I holds
+    for the computed C. So the true U^T U differs from I by at most e / lambda_min(C),
+    which to first order also bounds the relative error of each score. The Gram matrix
+    is used if this bound is at most 1e-6. Otherwise QR is used, whose error grows with
+    the condition number of Z and not with its square.
 
     [2] N. J. Higham, "Accuracy and stability of numerical algorithms", SIAM 2002.
     """
@@ -40,14 +40,14 @@ def leverage_factor(blocks: RowBlocks) -> Array:
 
 
 def _gram_factor(blocks: RowBlocks) -> Array | None:
-    """Return F from the Gram matrix; None if that is not accurate."""
+    """Return F from the Gram matrix, or None if the Gram matrix is not accurate."""
     n, d = blocks.shape
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         G = blocks.map_reduce(lambda _, X: X.T @ X, np.add, np.zeros((d, d)))
     if not np.isfinite(G).all():
         return None
     squares = np.diag(G)
-    usable = squares > 1e-280  # below, squares of single values may have underflowed
+    usable = squares > 1e-280  # below this, squares of values may have underflowed
     scale = 1 / np.sqrt(squares[usable])
     eigenvalues, V = np.linalg.eigh(G[np.ix_(usable, usable)] * np.outer(scale, scale))
     b = min(n, blocks.block_rows)
@@ -63,7 +63,7 @@ def _gram_factor(blocks: RowBlocks) -> Array | None:
 
 
 def _qr_factor(blocks: RowBlocks) -> Array:
-    """Return F from a QR factorisation block by block."""
+    """Return F from a blockwise QR factorisation."""
     n, d = blocks.shape
     R = blocks.map_reduce(lambda _, X: X, _stacked, np.empty((0, d)))
     if not np.isfinite(R).all():
@@ -78,12 +78,12 @@ def _qr_factor(blocks: RowBlocks) -> Array:
 
 
 def _stacked(R: Array, rows: Array) -> Array:
-    """Return the factor R of a matrix, of which R is known, with rows below it."""
+    """Return the QR factor R of a matrix with known R after adding rows to it."""
     return np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
 
 
 def _embed(scaled: Array, scale: Array, F: Array) -> Array:
-    """Undo the scaling of the columns; columns that were left out get rows of 0."""
+    """Undo the scaling of the columns; columns that were left out get rows of zeros."""
     unscaled = np.zeros((len(scaled), F.shape[1]))
     unscaled[scaled] = scale[:, None] * F
     return unscaled
@@ -92,10 +92,11 @@ def _embed(scaled: Array, scale: Array, F: Array) -> Array:
 def leverage_scores(blocks: RowBlocks, F: Array) -> Array:
     """Return the leverage score |u_i|^2 of each row, u_i = F^T x_i, shape (n,).
 
-    `blocks` are X, (n, d), and F, (d, r), is from `leverage_factor`. Scores are from 0
-    to 1, with sum r, up to rounding.
+    `blocks` are X, (n, d), and F, (d, r), is from `leverage_factor`. Up to rounding,
+    the scores are between 0 and 1, and their sum is r.
 
-    Row 3 alone holds the second direction; rows 1 and 2 share the first as 9 : 16.
+    Only row 3 has the second direction; rows 1 and 2 share the first in the ratio
+    9 : 16.
 
     >>> blocks = RowBlocks(np.array([[3.0, 0.0], [4.0, 0.0], [0.0, 7.0]]))
     >>> np.round(leverage_scores(blocks, leverage_factor(blocks)), 12)

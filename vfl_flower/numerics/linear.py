@@ -1,7 +1,7 @@
 r"""Least squares with penalties, pooled and in blocks of columns.
 
 All solvers here and in ``strategies/coresets/linear.py`` minimise the same objective,
-the paper's divided by n,
+which is the paper's objective divided by n,
 
 .. math:: \frac1n \sum_{i \in S} w_i (x_i^T \theta + b - y_i)^2
           + \lambda_1 |\theta|_1 + \lambda_2 \|\theta\|_2^2,
@@ -49,9 +49,9 @@ def solve_pooled(
 ) -> tuple[Array, float]:
     """Return theta, (d,), and b of pooled rows, by scikit-learn (CENTRAL in the paper).
 
-    X has the shape (m, d), y and the weights w (m,), which stand for n rows. Where X
-    lacks rank and nothing is penalised, theta has the smallest norm for columns scaled
-    to the same size.
+    X has the shape (m, d), y and the weights w have the shape (m,). The weighted rows
+    represent n rows. If X lacks full rank and there is no penalty, theta has the
+    smallest norm for columns scaled to the same size.
     """
     from sklearn.linear_model import LinearRegression, Ridge
 
@@ -80,9 +80,9 @@ def mean_squared_error(residuals: Array, weights: Array | None, n: int) -> float
 
 
 def center(X: Array, weights: Array) -> Array:
-    """Centre the columns of X, (m, d), at their mean with weights, (m,).
+    """Subtract from the columns of X, (m, d), their means weighted by `weights`, (m,).
 
-    A constant column becomes exact zeros, not a direction made of rounding.
+    A constant column becomes exactly 0, instead of a direction of rounding errors.
     """
     mean = weights @ X / weights.sum()
     centered = X - mean
@@ -99,8 +99,8 @@ def whiten(gram: Array, l2: Array) -> Array:
     """Return F with ``F^T (A^T A + diag(l2)) F = I``: a party's own preconditioner.
 
     F has the shape (d, r), `gram`, A^T A, (d, d), and `l2`, the penalties, (d,).
-    Directions below 1e-12 of the largest eigenvalue of the scaled Gram matrix are left
-    out.
+    Directions are left out if their eigenvalue of the scaled Gram matrix is below 1e-12
+    of the largest eigenvalue.
     """
     matrix = gram + np.diag(l2)
     scale = np.sqrt(np.diag(matrix))
@@ -115,9 +115,9 @@ def proximal_block(R: Array, c: Array, n_parties: int, penalty: Penalty) -> Arra
 
     .. math:: \arg\min_x T \|R x - c\|^2 + \lambda_1 |x|_1 + \lambda_2 \|x\|^2
 
-    It majorises the objective in all blocks at once, since
-    :math:`\|\sum_j A_j x_j\|^2 \le T \sum_j \|A_j x_j\|^2`. R, (r, d), has
-    ``R^T R = A^T A`` of the party's block; c, (r,), is the target; l1 is above 0.
+    Summed over all blocks, this expression majorises the objective, since
+    :math:`\|\sum_j A_j x_j\|^2 \le T \sum_j \|A_j x_j\|^2`. R, (r, d), satisfies
+    ``R^T R = A^T A`` for the party's block; c, (r,), is the target; l1 is above 0.
     """
     if not len(c):  # all columns are zero
         return np.zeros(R.shape[1])
@@ -127,7 +127,7 @@ def proximal_block(R: Array, c: Array, n_parties: int, penalty: Penalty) -> Arra
 
 
 def _elastic_net(l1: float, l2: float, fit_intercept: bool, tol: float) -> Any:
-    """Return scikit-learn's model with the penalty ``l1 |x|_1 + l2 |x|^2 / 2``."""
+    """Return scikit-learn's model for the penalty ``l1 |x|_1 + l2 |x|^2 / 2``."""
     from sklearn.linear_model import ElasticNet
 
     options = {"fit_intercept": fit_intercept, "max_iter": 100_000, "tol": tol}

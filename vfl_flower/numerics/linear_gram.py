@@ -1,14 +1,14 @@
 r"""Least squares from a Gram matrix alone.
 
-The columns of party j are :math:`A_j = U_j R_j`, with orthonormal columns in
-:math:`U_j`. Of :math:`U = [U_1 .. U_T]` and the target t only the sums of products are
+The columns of party j are :math:`A_j = U_j R_j`, where :math:`U_j` has orthonormal
+columns. Only the sums of products of :math:`U = [U_1 .. U_T]` and the target t are
 known,
 
 .. math:: G = \begin{pmatrix} U^T U & U^T t \\ t^T U & t^T t \end{pmatrix}.
 
-The blocks on the diagonal of :math:`U^T U` are the identity, so its condition depends
-on the overlap of *different* parties' columns alone: G may have errors that would spoil
-a Gram matrix of the columns themselves.
+The blocks on the diagonal of :math:`U^T U` are the identity, so its condition number
+depends only on the overlap of *different* parties' columns. G may therefore have errors
+that would spoil a Gram matrix of the columns themselves.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from vfl_flower.numerics.linear import Penalty, solve_pooled, whiten
 from vfl_flower.typing import Array
 
 TOLERANCE = 1e-9
-"""Eigenvalues of U^T U below this, times the number of columns, count as 0: ten times
-the error of rounding to 31 fraction bits."""
+"""Eigenvalues of U^T U below this value times the number of columns count as 0. The
+value is ten times the error of rounding to 31 fraction bits."""
 
 BLOCK_ROWS = 2**15
-"""Rows of a block, so that no second copy of the columns is made."""
+"""Number of rows in a block; blocks avoid a second copy of the columns."""
 
 
 def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
     """Return an orthonormal basis U, (m, d), of the columns of A, and R, with A = U R.
 
-    A has the shape (m, d), and F, (d, r), is from `leverage_factor`. U is A F, with
-    zeros in the place of columns that lack rank; its signs follow from F. R = U^T A.
+    A has the shape (m, d), and F, (d, r), is from `leverage_factor`. U is A F, followed
+    by columns of zeros if A lacks full rank; its signs follow from F. R = U^T A.
     """
     U = np.zeros_like(A)
     if r := F.shape[1]:
@@ -46,7 +46,7 @@ def pseudo_rows(gram: Array) -> tuple[Array, Array, float]:
     """Return r rows K and targets q with ``|U x - t|^2 = |K x - q|^2 + rest``.
 
     G has the shape (d + 1, d + 1), with t in its last column; K^T K = U^T U; K has the
-    shape (r, d) and q (r,). The rest is the share of |t|^2 that no x explains.
+    shape (r, d) and q (r,). `rest` is the amount of |t|^2 that no x explains.
     """
     values, vectors = np.linalg.eigh(gram[:-1, :-1])
     large = values > TOLERANCE * len(gram)
@@ -57,9 +57,9 @@ def pseudo_rows(gram: Array) -> tuple[Array, Array, float]:
 
 
 def solve_moments(gram: Array, R: Array, penalty: Penalty) -> tuple[Array, float]:
-    """Minimise ``|U R theta - t|^2`` plus a penalty of theta.
+    """Minimise ``|U R theta - t|^2`` plus a penalty on theta.
 
-    G has the shape (d + 1, d + 1), and R, (d, d), is block diagonal, of the R_j.
+    G has the shape (d + 1, d + 1), and R, (d, d), is block diagonal with blocks R_j.
     Returns theta, (d,), the coefficients of the columns A, and ``|U R theta - t|^2``.
     """
     K, q, rest = pseudo_rows(gram)
@@ -75,8 +75,8 @@ def solve_moments(gram: Array, R: Array, penalty: Penalty) -> tuple[Array, float
 def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
     """Return sigma_min of Assumption 4.1 from G, (d + 1, d + 1).
 
-    See `coresets.sigma_min`. `blocks` are the places in G of the columns of each party,
-    the target among them. Singular values below about 1e-4 count as linear dependences.
+    See `coresets.sigma_min`. `blocks` are the positions in G of each party's columns,
+    including the target. Singular values below about 1e-4 count as linear dependences.
     """
     d, parts = len(gram), []
     for places in blocks:
@@ -99,15 +99,15 @@ def bounded_columns(
 ) -> Array:
     """Return which columns isolate no single row: bool, shape (d,).
 
-    A column, or a combination of columns, that is nonzero in one row only reads that
-    row of all other columns from a Gram matrix. The leverage score of that row is 1; it
-    is small if many rows share each direction.
+    If a column, or a combination of columns, is nonzero in one row only, a Gram matrix
+    reveals that row of all other columns. The leverage score of the row is then 1;
+    scores are small if many rows share each direction.
 
-    `columns` yields the d columns, (m,) each; A, (m, d), has the same with means
-    subtracted and rows multiplied by roots of their weights. At least `least_rows` rows
-    must differ from the most frequent value of a column. While the leverage score of a
-    row is above `most_leverage`, the column is dropped that counts most in the
-    combination that points to it. The last `fixed` columns stay.
+    `columns` yields the d columns, (m,) each; A, (m, d), holds the same columns after
+    subtracting their means and multiplying each row by the root of its weight. At least
+    `least_rows` rows must differ from the most frequent value of a column. While the
+    leverage score of a row is above `most_leverage`, the column that counts most in the
+    combination pointing to this row is dropped. The last `fixed` columns always stay.
     """
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)
@@ -131,6 +131,6 @@ def bounded_columns(
 
 
 def _scaled(A: Array, norms: Array, chosen: Array) -> Iterator[Array]:
-    """Yield the chosen columns, of length 1, in blocks of rows."""
+    """Yield the chosen columns, scaled to length 1, in blocks of rows."""
     for start in range(0, len(A), BLOCK_ROWS):
         yield A[start : start + BLOCK_ROWS, chosen] / norms[chosen]

@@ -1,10 +1,10 @@
-"""Clusters that can forget: local seeding, redraw, quantisation, global clusters.
+"""Clusters that can forget rows: local seeding, redraws, quantisation, global clusters.
 
 The symbols are those of [1], whose *clients* are our parties: party l holds n^(l) rows
 and has centroids C^(l); gamma is the quantisation step, B the number of bins of a
 column, q the number of rows in each bin, X_s the server's points, C_s its K centres,
-X_R the rows to remove and X' the others. All of them are in the cube [-1/2, 1/2]^d, to
-which `Box` scales the data.
+X_R the rows to remove and X' the remaining rows. All points are in the cube
+[-1/2, 1/2]^d, to which `Box` scales the data.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
 federated clusters", ICLR 2023.
@@ -32,7 +32,7 @@ from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
 MAX_SERVER_BYTES = 2**28
-"""Maximum number of random points X_s. Beyond it, bins have fewer weighted points."""
+"""Maximum size of the random points X_s; beyond it, fewer points get larger weights."""
 
 
 def initialise(
@@ -42,43 +42,44 @@ def initialise(
     prefix: Array | None = None,
     added: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Draw centroids among the rows by k-means++, in an order that is kept.
+    """Draw centroids among the rows by k-means++, and keep their order.
 
-    Line 2 of Algorithm 1: the first is a uniform row, each further one is row x with
-    probability d^2(x, C) / phi_c(X; C). With a prefix, lines 5-14 of Algorithm 3: its
-    centroids come first, and only the others are drawn. With added rows A as well, each
-    centroid of the prefix stays with probability phi_c(X; C) / (phi_c(X; C) + phi_c(A;
-    C)) while those before it have stayed; else a row of A takes its place, and all
-    later ones are drawn anew.
+    Line 2 of Algorithm 1: the first centroid is a uniformly drawn row, and each further
+    centroid is row x with probability d^2(x, C) / phi_c(X; C). With a prefix, lines
+    5-14 of Algorithm 3: the centroids of the prefix come first, and only the rest are
+    drawn. With added rows A as well, each centroid of the prefix whose predecessors
+    have all stayed also stays with probability phi_c(X; C) / (phi_c(X; C) + phi_c(A;
+    C)). Otherwise a row of A replaces it, and all later centroids are drawn anew.
 
-    `blocks` are the rows, (n, d), of which there may be none: to unlearn, the remaining
-    ones X'; to add, X and A. `k` is K', the largest number of centroids of a party.
-    `prefix`, (i,), numbers the rows of the centroids to keep. `added`, bool, (n,), says
-    which rows are in A; the prefix was drawn among the others.
+    `blocks` are the rows, (n, d), possibly none: to unlearn, the remaining rows X'; to
+    add, the rows of X and A. `k` is K', the maximum number of centroids of a party.
+    `prefix`, (i,), holds the row numbers of the centroids to keep. `added`, bool, (n,),
+    marks the rows in A; the prefix was drawn among the other rows.
 
-    Returns the row numbers of the centroids in the order drawn, (k',), no two of equal
-    values; and the nearest centroid of each row, (n,), ties to the first. Raises
-    ValueError if `prefix` names two equal rows.
+    Returns the row numbers of the centroids in the order drawn, (k',), of which no two
+    are equal rows; and the number of each row's nearest centroid, (n,), where ties go
+    to the first. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
-    Given the centroids before it, the next one is a D^2 draw from X that fell outside
-    X_R, which has the law of a D^2 draw from X', or a draw from X' in its place; so it
-    is a D^2 draw from X' in either case, and by induction the sequence of rows has the
-    law of a fresh run on X'. Several requests one after another are exact too, and so
-    is a removed row with an equal twin.
+    Given the centroids before it, the next centroid is either a D^2 draw from X that
+    fell outside X_R, which has the law of a D^2 draw from X', or a new D^2 draw from X'
+    in its place. In both cases it is a D^2 draw from X', so by induction the sequence
+    of rows has the law of a fresh run on X'. Several consecutive requests are also
+    exact, and so is removing a row that has an equal twin.
 
     The lemma does not hold for a set X_R chosen after a look at the centroids, nor for
-    the rows of highest cost under the present C_s, as in Section 6 of [1]: such a set
-    says something about the draws. Given X_R, the law is then not that of a fresh run.
+    the rows of highest cost under the present C_s, as in Section 6 of [1], because such
+    a set depends on the draws. Given such an X_R, the law is not that of a fresh run.
 
-    Adding is exact for rows A that do not depend on the draws. Let X' be X and A. Given
-    the centroids before it, which were all kept, c_j is a D^2 draw from X. A D^2 draw y
-    from X' is in A with probability phi_c(A; C) / phi_c(X'; C), and is then one from A;
-    given that it is not, it is one from X, as c_j is. So y if y is in A, and else c_j,
-    is a D^2 draw from X'. After the first y in A all draws are from X' anyway. By
-    induction the sequence has the law of a fresh run on X' (the step of [2] for a
-    sample of one). Additions and removals may follow one another in any order.
-    Both are exact up to rounding: a probability is off by about n 2^-53 of itself.
+    Adding is exact for rows A that do not depend on the draws. Let X' be X together
+    with A. Given the centroids before it, all of which were kept, c_j is a D^2 draw
+    from X. Let y be a D^2 draw from X'. With probability phi_c(A; C) / phi_c(X'; C), y
+    is in A, and is then a D^2 draw from A; otherwise it is a D^2 draw from X, like c_j.
+    So taking y if it is in A, and c_j if not, gives a D^2 draw from X'. After the first
+    y in A, all draws are from X' anyway. By induction the sequence has the law of a
+    fresh run on X' (this is the step of [2] for a sample of one). Additions and
+    removals may follow one another in any order. Both are exact up to rounding: the
+    relative error of a probability is about n 2^-53.
 
     >>> blocks = RowBlocks(np.array([[0.0], [9.0], [0.0]]))
     >>> initialise(blocks, 3, np.random.default_rng(0), np.array([2]))
@@ -114,7 +115,7 @@ def surviving(centroids: Array, removed: Array) -> Array:
     """Return c_1 .. c_i, the centroids drawn before the first removed one, shape (i,).
 
     Lines 2-10 of Algorithm 3. `centroids`, (k',), and `removed`, (r,), are row numbers
-    or ids. Where all survive, nothing is redrawn.
+    or ids. If all survive, nothing is redrawn.
 
     >>> surviving(np.array([7, 2, 5]), np.array([1, 5, 2]))
     array([7])
@@ -124,9 +125,10 @@ def surviving(centroids: Array, removed: Array) -> Array:
 
 
 def local_labels(rows: Array, centroids: Array) -> Array:
-    """Return the nearest of C^(l), (k', d), k' >= 1, of a few rows, (r, d).
+    """Return the number of the centroid nearest to each of a few rows, (r, d).
 
-    The first among equals, as in `initialise`. The function holds r k' d numbers.
+    The centroids are C^(l), (k', d), k' >= 1. Ties go to the first centroid, as in
+    `initialise`. The function holds r k' d numbers in memory.
     """
     return np.asarray(row_squares(rows[:, None] - centroids).argmin(axis=1))
 
@@ -143,9 +145,9 @@ def seed_centroids(
     """Draw a party's centroids among the rows that take part, like `initialise`.
 
     X are all rows of the party, (n, d), in the unit of the data; `stay`, bool, (n,),
-    says which take part. `prefix` and `added` are those of `initialise`, by row numbers
-    of X. Returns the row numbers of the centroids in the order drawn and the numbers of
-    rows nearest to each, both (k',).
+    marks the rows that take part. `prefix` and `added` are as in `initialise`, but
+    refer to the rows of X. Returns the row numbers of the centroids in the order drawn,
+    and how many rows are nearest to each centroid, both (k',).
     """
     numbers = np.arange(len(X)) if stay is None else np.flatnonzero(stay)
     places = None if prefix is None else np.searchsorted(numbers, prefix)
@@ -160,10 +162,11 @@ def local_clusters(
 ) -> tuple[Array, Array]:
     """Return a party's centroids, and the local cluster of each row.
 
-    These are C^(l), (k'', d), not quantised, and labels of the shape (n,). `blocks` are
-    the rows that stay, (n, d), and `rows`, (k',), the numbers in them of the drawn
-    centroids, in the order drawn. `full` adds Lloyd's iteration (see `complete`), and
-    `least` is the fewest rows of a cluster (see `merge_small`).
+    The centroids are C^(l), (k'', d), not quantised; the clusters are labels of the
+    shape (n,). `blocks` are the rows that stay, (n, d), and `rows`, (k',), are the row
+    numbers in `blocks` of the drawn centroids, in the order drawn. `full` adds Lloyd's
+    iteration (see `complete`), and `least` is the minimum number of rows in a cluster
+    (see `merge_small`).
     """
     if full:
         centroids, labels = complete(blocks, rows)
@@ -177,7 +180,7 @@ def local_clusters(
     remain, _, merged = merge_small(centroids, sizes, least)
     labels = merged[labels]
     if full:
-        # Lloyd's means are those of the rows of an iteration before: of how many?
+        # Lloyd's means are of the previous iteration's rows, whose number is unknown.
         return _means(blocks, labels, len(remain)), labels
     return centroids[remain], labels
 
@@ -185,23 +188,24 @@ def local_clusters(
 def merge_small(
     centroids: Array, sizes: Array, least: int
 ) -> tuple[Array, Array, Array]:
-    """Merge clusters of few rows into others, until none has fewer than `least`.
+    """Merge clusters of few rows into others, until none has fewer than `least` rows.
 
-    Again and again the smallest cluster, the last among equals, joins the one with the
-    nearest centroid, the first among equals. What remains has at least `least` rows
-    each, or is one cluster of all the party's rows.
+    The smallest cluster (the last, if several are equally small) repeatedly joins the
+    cluster with the nearest centroid (the first, if several are equally near). In the
+    end each cluster has at least `least` rows, or a single cluster holds all the
+    party's rows.
 
     `centroids`, (k', d), are C^(l) in the order drawn, or the means from `complete`,
-    and `sizes`, (k',), the rows of each. Returns the clusters that remain, (k'',), in
-    their order; the rows of each, (k'',); and for each cluster before its place among
-    those that remain, (k',).
+    and `sizes`, (k',), are the numbers of rows in each cluster. Returns the numbers of
+    the clusters that remain, (k'',), in ascending order; their sizes, (k'',); and for
+    each original cluster the position of its new cluster among these, (k',).
 
-    Unlearning stays exact, since nothing of the merging is kept: what a party counts is
-    a function f(c, X) of the drawn sequence c and of the rows X alone, without a draw.
-    After a removal it computes f(c', X') anew. By Lemma 5.1 c' has the law of a fresh
-    sequence on X', so f(c', X') has the law of a fresh result on X'. Two things would
-    break this: to keep as C^(l) only the centroids that remain, and to leave clusters
-    merged, or apart, because they were so before.
+    Unlearning stays exact, since no merge is remembered: a party's counts are a
+    function f(c, X) of only the drawn sequence c and the rows X, without further draws.
+    After a removal the party computes f(c', X') anew. By Lemma 5.1 c' has the law of a
+    fresh sequence on X', so f(c', X') has the law of a fresh result on X'. Two changes
+    would break this: keeping only the remaining centroids as C^(l), and leaving
+    clusters merged or separate because they were so before.
 
     >>> merge_small(np.array([[0.0], [9.0], [8.0]]), np.array([5, 1, 3]), 2)
     (array([0, 2]), array([5, 4]), array([0, 1, 1]))
@@ -222,12 +226,13 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     """Run Lloyd's iteration from the drawn centroids (Appendix M.3).
 
     `blocks` are the rows, (n, d), and `rows`, (k',), the drawn centroids from
-    `initialise`. Returns the means, (k'', d), without those that are nearest to no row,
-    and the nearest of each row, (n,).
+    `initialise`. Returns the means, (k'', d), except means that are nearest to no row,
+    and the number of each row's nearest mean, (n,).
 
-    The result is a function of the drawn rows and the data, so unlearning stays exact
-    where this runs again after each removal, and never from the present means. So a
-    party stores the drawn rows, and no means.
+    The result is a function of the drawn rows and the data. So unlearning stays exact
+    if this function runs again after each removal, starting from the drawn rows and
+    never from the present means. A party therefore stores the drawn rows, not the
+    means.
     """
     if len(rows) == 0:
         return np.empty((0, blocks.shape[1])), np.empty(0, np.int64)
@@ -238,7 +243,7 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
 
 
 def _means(blocks: RowBlocks, labels: Array, k: int) -> Array:
-    """Return the mean of the rows of each of k clusters, none of them empty."""
+    """Return the mean row of each of k clusters, none of which is empty."""
 
     def sums_of(part: slice, rows: Array) -> Array:
         members = labels[part] == np.arange(k)[:, None]
@@ -249,7 +254,7 @@ def _means(blocks: RowBlocks, labels: Array, k: int) -> Array:
 
 
 def _in_range(means: Array, blocks: RowBlocks) -> Array:
-    # A mean of equal numbers may round out of their range, thus out of the box.
+    # By rounding, a mean of equal numbers may leave their range, and so the box.
     if len(blocks) == 0:
         return means
     bound = np.full(blocks.shape[1], np.inf)
@@ -262,14 +267,14 @@ def _in_range(means: Array, blocks: RowBlocks) -> Array:
 class Box:
     """The public box of the columns, which becomes the cube [-1/2, 1/2]^d.
 
-    The parties must agree on the bounds and not take them from the rows, where they
-    would depend on removed rows.
+    The parties must agree on the bounds and not compute them from the rows, because
+    the bounds would then depend on removed rows.
     """
 
     lower: Array
-    """Bounds of each column, (d,), or one for all, (), in the unit of the data."""
+    """Lower bound of each column, (d,), or of all columns, (), in the data's unit."""
     upper: Array
-    """As `lower`."""
+    """Upper bound, in the same form as `lower`."""
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -294,8 +299,8 @@ class Box:
     def check(self, rows: Array) -> None:
         """Raise ValueError unless rows, (m, d), are in the box.
 
-        These are all rows of a party, so that the outcome does not depend on the draws.
-        The message names the column, not the value.
+        `rows` are all rows of a party, so that the outcome does not depend on the
+        draws. The message names the column, not the value.
         """
         if np.ndim(self.lower) == 1 and rows.shape[1] != len(self.lower):
             raise ValueError(
@@ -305,20 +310,20 @@ class Box:
         _check_inside(rows, self.lower, self.upper, "the agreed box")
 
     def scale(self, points: Array) -> Array:
-        """Map points, (m, d), from the box to the cube, exactly into it."""
+        """Map points, (m, d), from the box to the cube, despite rounding."""
         if self._is_cube:
             return points
         return np.asarray((points - self.lower) / self._width - 0.5)
 
     def restore(self, points: Array) -> Array:
-        """Map points from the cube to the box; the inverse of `scale`."""
+        """Map points from the cube to the box: the inverse of `scale`."""
         if self._is_cube:
             return points
         return np.asarray(self.lower + (points + 0.5) * self._width)
 
 
 class BoxedRows(RowBlocks):
-    """Rows of X, (n, d), or some of them, scaled to the cube block by block."""
+    """All or some rows of X, (n, d), scaled to the cube block by block."""
 
     def __init__(self, X: Array | Rows, box: Box, rows: Array | None = None) -> None:
         super().__init__(X, rows=rows)
@@ -332,9 +337,9 @@ class Quantizer:
     The bin of a coordinate y is a(y) = argmin_j |y - gamma j| plus A, the largest such
     j, so that bins count from 0.
 
-    Differs from [1] in: 1. A column has B = 2 A + 1 bins, which is 1 / gamma rounded up
-    to an odd number, where [1] counts 1 / gamma. 2. The outermost bins end where the
-    cube does.
+    Differences from [1]: 1. A column has B = 2 A + 1 bins, which is 1 / gamma rounded
+    up to an odd number; [1] counts 1 / gamma bins. 2. The outermost bins end where the
+    cube ends.
 
     >>> quantizer = Quantizer(1 / 3)
     >>> quantizer.n_bins
@@ -347,7 +352,7 @@ class Quantizer:
     """
 
     gamma: float
-    """Step, in (0, 1]; in [1] 1 / sqrt(n), with n rows at all parties in training."""
+    """Step, in (0, 1]; [1] uses 1 / sqrt(n) for n training rows of all parties."""
 
     def __post_init__(self) -> None:
         """Check the step."""
@@ -364,12 +369,12 @@ class Quantizer:
 
     @property
     def _top(self) -> int:
-        # A: rint(1 / (2 gamma)) with ties down, so that gamma = 1 / B gives B bins. The
-        # tolerance is for a gamma that is 1 / B but for rounding.
+        # A is 1 / (2 gamma), rounded with ties down, so that gamma = 1 / B gives B
+        # bins. The tolerance allows for a gamma that is 1 / B up to rounding.
         return int(np.ceil(0.5 / self.gamma * (1 - 2.0**-50) - 0.5))
 
     def bins(self, points: Array) -> Array:
-        """Return the bin of each point in the cube, a(y) + A, both of the shape (m, d).
+        """Return the bins a(y) + A of points in the cube; both have the shape (m, d).
 
         Raises ValueError, naming the column, if a value is missing or outside the cube.
         """
@@ -380,21 +385,21 @@ class Quantizer:
     def count(self, points: Array, sizes: Array) -> tuple[Array, Array]:
         """Return the bins that hold points, in order, (m', d), and q_j, (m',).
 
-        `points`, (m, d), are in the cube, and `sizes`, (m,), the rows of each.
+        `points`, (m, d), are in the cube; `sizes`, (m,), are their numbers of rows.
         """
         bins, places = np.unique(self.bins(points), axis=0, return_inverse=True)
         counts = np.bincount(places.ravel(), sizes, len(bins))
         return bins, counts.astype(np.int64)
 
     def centers(self, bins: Array) -> Array:
-        """Return the middle of each bin, in the cube, both of the shape (m, d)."""
+        """Return the centres, in the cube, of bins; both have the shape (m, d)."""
         low, side = self._extent(bins)
         return low + side / 2
 
     def sample(self, bins: Array, counts: Array, rng: np.random.Generator) -> Array:
         """Draw `counts` points, (m,), uniformly inside each bin, (m, d) (line 6).
 
-        They come bin by bin, (sum counts, d), and are in the cube up to rounding.
+        Returns the points bin by bin, (sum counts, d), in the cube up to rounding.
         """
         low, side = self._extent(bins)
         points = rng.random((int(counts.sum()), bins.shape[1]))
@@ -430,11 +435,12 @@ def server_points(
 ) -> tuple[Array, Array]:
     """Turn the counted bins into weighted points (line 6 of Algorithm 1).
 
-    `bins`, (m, d), are those with q_j > 0, and `counts`, (m,), are the q_j, in rows.
-    "uniform" draws q_j uniform points inside bin j, each of weight 1; "weighted" takes
-    its middle with weight q_j. Where the uniform points would take more than
-    `MAX_SERVER_BYTES`, bin j has a share of q_j points, rounded up, whose weights add
-    up to q_j. Returns X_s, (m', d), in the cube, and the weights, (m',).
+    `bins`, (m, d), are the bins with q_j > 0, and `counts`, (m,), are the numbers q_j
+    of rows. "uniform" draws q_j uniform points inside bin j, each of weight 1;
+    "weighted" uses the bin's centre with weight q_j. If the uniform points would take
+    more than `MAX_SERVER_BYTES`, bin j gets only a fraction of its q_j points, rounded
+    up, with weights that add up to q_j. Returns X_s, (m', d), in the cube, and the
+    weights, (m',).
     """
     if points == "weighted":
         return quantizer.centers(bins), counts.astype(np.float64)
@@ -448,10 +454,10 @@ def server_centroids(
 ) -> Array:
     """Cluster the server's points (line 7 of Algorithm 1, line 5 of Algorithm 5).
 
-    X_s, (m, d), is from `server_points`; in Algorithm 5 it has the parties' centroids
+    X_s, (m, d), is from `server_points`; in Algorithm 5 it holds the parties' centroids
     themselves. `weights`, (m,), are positive. Returns the best C_s of `n_init` starts,
-    (K', d), with K' < K where fewer points are distinct. Raises ValueError if there is
-    no point.
+    (K', d); K' < K if fewer than K points are distinct. Raises ValueError if there are
+    no points.
     """
     if len(X_s) == 0:
         raise ValueError("the parties must have at least one row, got 0")
@@ -464,10 +470,10 @@ def number_of_clusters(
 ) -> int:
     """Return the K from 2 to `most` with the largest mean of `simplified_silhouettes`.
 
-    `points`, (m, d), are distinct, and `weights`, (m,), positive. K is also at most
-    half of m, except for m < 4: with a centre at each point the silhouette is 1, and
-    says nothing. Where the lower of m and `most` is below 2, that is K. A heuristic: no
-    K is right for all purposes, and one cluster cannot be chosen.
+    `points`, (m, d), are distinct, and `weights`, (m,), are positive. K is also at most
+    m / 2, unless m < 4: with a centre at each point the silhouette is always 1 and
+    means nothing. If min(m, `most`) is below 2, K is that minimum. The choice is a
+    heuristic: no K is right for all purposes, and a single cluster cannot be chosen.
     """
     m = len(points)
     if min(m, most) < 2:
@@ -481,9 +487,10 @@ def number_of_clusters(
 
 
 def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
-    """Give each row the global cluster of its local centroid (Definition 3.1), (n,).
+    """Return the global cluster of each row's local centroid (Definition 3.1), (n,).
 
-    `centroids` are C^(l), (k', d), not quantised; `labels` local, (n,); `centers` C_s.
+    `centroids` are C^(l), (k', d), not quantised; `labels`, (n,), are the rows' local
+    clusters; and `centers` are C_s.
     """
     if len(centroids) == 0:
         return np.empty(0, np.int64)
@@ -491,9 +498,10 @@ def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
 
 
 def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
-    """Return each row's addend of the objective, phi_f of equation 2, shape (n,).
+    """Return each row's contribution to the objective, phi_f in equation 2, shape (n,).
 
-    That is |x_i - c_i|^2, for rows (n, d), C_s, (K, d), and global clusters, (n,).
+    It is |x_i - c_i|^2. `blocks` are the rows, (n, d), `centers` are C_s, (K, d), and
+    `labels`, (n,), are the rows' global clusters.
     """
 
     def terms(part: slice, X: Array) -> list[Array]:

@@ -7,16 +7,17 @@ import numpy as np
 from vfl_flower.typing import Array
 
 RELATIVE = 1e-12
-"""Share below which a difference of points in a direction is only rounding."""
+"""Relative size below which the points' differences in a direction are rounding."""
 
 
 def principal_plane(points: Array, weights: Array) -> tuple[Array, Array]:
     """Return points, (k, d), in the two directions in which they differ most.
 
-    The weights, (k,), are how often each point counts; (0,) or all 0: once. Returns the
-    points about their weighted mean, (k, 2), along the two largest principal
-    directions, each of which points to where its largest entry is positive; and the
-    share of the weighted sum of squares along each, (2,), 0 where all points are equal.
+    The weights, (k,), say how often each point counts; if they are empty or all 0, each
+    point counts once. Returns the points relative to their weighted mean, (k, 2), along
+    the two largest principal directions, and each direction's share of the weighted sum
+    of squares, (2,). The sign of a direction is chosen so that its largest entry is
+    positive. The shares are 0 if all points are equal.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not weights.sum():

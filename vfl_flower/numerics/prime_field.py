@@ -17,16 +17,16 @@ import numpy as np
 from vfl_flower.typing import Array
 
 MERSENNE_61 = 2**61 - 1
-"""The prime whose products need no division: 2^61 = 1 modulo it."""
+"""A prime whose products need no division, since 2^61 = 1 modulo this prime."""
 
 _LIMB = 21
 """Bits of one limb of an element: three limbs hold 61 bits."""
 
 _INNER = 1 << 11
-"""Terms of a float64 sum of products of two limbs: it stays below 2^53, so exact."""
+"""Number of products of two limbs in a float64 sum, which stays exact, below 2^53."""
 
 _POINTS = 1 << 10
-"""Points at a time, so that tables of powers stay small."""
+"""Number of points processed at a time, so that tables of powers stay small."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PrimeField:
     p: int = MERSENNE_61
 
     def __post_init__(self) -> None:
-        """Check that the arithmetic can work modulo `p`."""
+        """Check that the arithmetic works modulo `p`."""
         p = operator.index(self.p)
         small = 2 <= p < 2**32 and all(p % q for q in range(2, math.isqrt(p) + 1))
         if not small and p != MERSENNE_61:
@@ -47,24 +47,24 @@ class PrimeField:
         object.__setattr__(self, "p", p)
 
     def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Sum ``a + b`` modulo p, elementwise; into `out`, which may be `a`."""
+        """Return ``a + b`` modulo p, elementwise, in `out` if given, which may be `a`."""
         with np.errstate(over="ignore"):
             total = np.add(a, b, out=out)
             # Where total < p, total - p wraps round to a larger number.
             return np.asarray(np.minimum(total, total - np.uint64(self.p), out=out))
 
     def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Difference ``a - b`` modulo p, elementwise; into `out` as in `add`."""
+        """Return ``a - b`` modulo p, elementwise, in `out` if given, as in `add`."""
         with np.errstate(over="ignore"):
             total = np.subtract(a, b, out=out)
             return np.asarray(np.minimum(total, total + np.uint64(self.p), out=out))
 
     def multiply(self, a: Array, b: Array) -> Array:
-        """Product ``a b`` modulo p, elementwise.
+        """Return the product ``a b`` modulo p, elementwise.
 
-        For p = 2^61 - 1, with a = 2^32 a_1 + a_0 and b alike: 2^64 = 2^3, and the
-        middle term m = a_1 b_0 + a_0 b_1 < 2^62 splits at its bit 29, since
-        2^32 2^29 = 1. The sum of all parts is below 2^63.
+        For p = 2^61 - 1, let a = 2^32 a_1 + a_0, and b likewise. Then 2^64 = 2^3, and
+        the middle term m = a_1 b_0 + a_0 b_1 < 2^62 is split at its bit 29, since
+        2^32 2^29 = 1. The sum of all terms is below 2^63.
         """
         if self.p != MERSENNE_61:
             return np.asarray(a * b % np.uint64(self.p))
@@ -79,7 +79,7 @@ class PrimeField:
             return np.asarray(np.minimum(total, total - p))
 
     def power(self, a: Array, exponent: int) -> Array:
-        """Power ``a^exponent`` modulo p, elementwise; the exponent at least 0."""
+        """Return ``a^exponent`` modulo p, elementwise, for an exponent >= 0."""
         result = np.ones_like(a)
         for bit in f"{exponent:b}":
             result = self.multiply(result, result)
@@ -88,13 +88,13 @@ class PrimeField:
         return result
 
     def inverse(self, a: Array) -> Array:
-        """Inverse ``a^(p - 2)``, elementwise; raises ZeroDivisionError for a 0."""
+        """Return the inverse ``a^(p - 2)``, elementwise; 0 raises ZeroDivisionError."""
         if not np.all(a):
             raise ZeroDivisionError("0 has no inverse modulo p")
         return self.power(a, self.p - 2)
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """Product of a, (m, k), and b, (k, n), modulo p, by exact float64 products."""
+        """Return a b modulo p, by exact float64 products; a is (m, k), and b (k, n)."""
         total = np.zeros((len(a), b.shape[1]), dtype=np.uint64)
         unit = np.array([2**_LIMB % self.p], dtype=np.uint64)
         for start in range(0, len(b), _INNER):
@@ -118,11 +118,11 @@ class PrimeField:
         return [(a >> shift & mask).astype(np.float64) for shift in shifts]
 
     def powers(self, points: Array, count: int) -> Array:
-        """Return x_j^i for i = 0 .. count - 1 of points x_j, (m,), shape (m, count)."""
+        """Return x_j^i, i = 0 .. count - 1, for points x_j, (m,); shape (m, count)."""
         table = np.ones((len(points), count), dtype=np.uint64)
         known, step = 1, points
         while known < count:
-            # x^(known + i) = x^known x^i: each pass doubles what is known.
+            # x^(known + i) = x^known x^i: each pass doubles the known powers.
             table[:, known : 2 * known] = self.multiply(
                 table[:, : min(known, count - known)], step[:, None]
             )
@@ -133,14 +133,15 @@ class PrimeField:
         """Return S_i = sum_j v_j x_j^i for i = 0 .. count - 1.
 
         S_i here is S_(i+1) in [1], Algorithm 2, line 2. The points x_j, (m,), may
-        repeat; values v_j, (m,), give sums (count,), and (m, c) give (count, c).
+        repeat. Values v_j of the shape (m,) give sums of the shape (count,), and values
+        (m, c) give sums (count, c).
 
-        With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j): about 2 sqrt(count c)
-        products a point instead of count c, and one matrix product.
+        With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j). This takes about
+        2 sqrt(count c) products per point instead of count c, and one matrix product.
         """
         width = math.prod(values.shape[1:])
         columns = values.reshape(len(points), width)
-        # The s for which count / s and s c are nearest to each other.
+        # The s for which count / s and s c are closest to each other.
         step = max(1, round(math.sqrt(count / width)))
         n_steps = -(-count // step)
         total = np.zeros((n_steps, step * width), dtype=np.uint64)
@@ -155,15 +156,15 @@ class PrimeField:
         return sums.reshape(count, *values.shape[1:])
 
     def points_of(self, sums: Array) -> Array | None:
-        """Find the points of power sums, their values unknown.
+        """Find the points of power sums whose values are unknown.
 
-        The minimal polynomial of the sequence S_i, i = 0 .. 2 N - 1, is g(x) = prod_j
-        (x - x_j), by Berlekamp and Massey, for at most N points ([1], Algorithm 2, line
-        3, whose g has the coefficients in reverse).
+        For at most N points, the minimal polynomial of the sequence S_i, i = 0 ..
+        2 N - 1, is g(x) = prod_j (x - x_j); the Berlekamp-Massey algorithm finds it
+        ([1], Algorithm 2, line 3, whose g has the coefficients in reverse order).
 
         Returns at most N different x_j, (m,), in increasing order, none of which is 0,
-        or None if there are no such points. Even so, check that `power_sums` of what
-        `values_at` returns gives `sums` back.
+        or None if there are no such points. Even if points are returned, check that
+        `power_sums` of these points and their `values_at` equals `sums`.
         """
         ring = self._polynomials()
         minimal = ring.minpoly(sums.tolist())
@@ -178,13 +179,13 @@ class PrimeField:
     def values_at(self, points: Array, sums: Array) -> Array:
         """Solve S_i = sum_j v_j x_j^i for the values v_j, shape (m, c).
 
-        With g(x) = prod_j (x - x_j), the part of g(x) sum_i S_i x^(-i-1) that has no
-        negative powers is a polynomial h of degree below m, and v_j = h(x_j) / g'(x_j)
-        (Forney's formula).
+        With g(x) = prod_j (x - x_j), the terms of g(x) sum_i S_i x^(-i-1) without
+        negative powers form a polynomial h of degree below m, and v_j = h(x_j) /
+        g'(x_j) (Forney's formula).
 
-        The points x_j, (m,), differ; of `sums`, (count, c), the first m rows are used.
-        Raises ValueError if there are fewer sums than points, and ZeroDivisionError if
-        two points are equal.
+        The points x_j, (m,), are distinct; only the first m rows of `sums`, (count, c),
+        are used. Raises ValueError if there are fewer sums than points, and
+        ZeroDivisionError if two points are equal.
         """
         m = len(points)
         if len(sums) < m:

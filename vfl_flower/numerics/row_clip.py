@@ -1,4 +1,4 @@
-"""A party's rows, clipped so that none stands out and fewer columns isolate a row."""
+"""A party's rows, clipped so that no row stands out and fewer columns isolate one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_flower.typing import Array
 
 
 def sums(clip: Array, X: Array) -> Array:
-    """Return ``z = T^T (x - s)`` of rows x, shape (n, d): rare columns added up."""
+    """Return ``z = T^T (x - s)`` of rows x, (n, d), which adds up rare columns."""
     return np.asarray((X - clip[0]) @ clip[2 : 2 + len(clip.T)]) if len(clip) else X
 
 
@@ -29,11 +29,12 @@ def clipped(clip: Array | None, X: Array) -> Array:
 
 
 def row_clip(X: Array, intercept: bool, least_rows: int, most_leverage: float) -> Array:
-    """Return s, m, T and F^T below one another; empty if no column needs them.
+    """Return s, m, T and F^T stacked in one matrix, empty if no column needs clipping.
 
-    Rows of a leverage score above `most_leverage` are set aside, again and again. Then
-    m is the mean (0 without `intercept`) and F the leverage factor of the others, over
-    the `least_rows`-th largest ``|F^T (z - m)|``: fewer rows than that are moved.
+    Rows with a leverage score above `most_leverage` are set aside repeatedly. Then m is
+    the mean of the remaining rows (0 without `intercept`), and F is their leverage
+    factor, divided by the `least_rows`-th largest ``|F^T (z - m)|`` of all rows. So
+    fewer than `least_rows` rows are moved.
     """
     ones = np.ones(len(X))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -54,16 +55,17 @@ def row_clip(X: Array, intercept: bool, least_rows: int, most_leverage: float) -
         near = near[stays]
     m = near.mean(axis=0) * intercept
     largest = np.sort(np.linalg.norm((Z - m) @ F, axis=1))[-least_rows]
-    # Rows as far as that one stay, whatever rounding makes of them.
+    # Rows at the same distance as that row must stay, despite rounding.
     return np.vstack([s, m, T, F.T / ((1 + 1e-9) * largest or np.inf)])
 
 
 def _sums(X: Array, used: Array, least_rows: int) -> tuple[Array, Array]:
-    """Return s and T: rare columns are added up until `least_rows` rows differ.
+    """Return s and T, which add up rare columns until `least_rows` rows differ.
 
-    As deviations from the most frequent value over their mean size; the last ones join
-    the sum before. A sum is in the place and, up to a power of two, in the unit of its
-    first column, since the size itself may be a value of a single row.
+    Each column adds its deviations from its most frequent value, divided by their mean
+    size. The last columns join the previous sum if they do not fill a sum themselves. A
+    sum takes the position of its first column and, up to a power of two, its unit; the
+    exact size may be a value of a single row.
     """
     s, T, group, last = np.zeros(X.shape[1]), np.eye(X.shape[1]), list[int](), -1
     for k in np.flatnonzero(used).tolist():

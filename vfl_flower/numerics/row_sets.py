@@ -1,9 +1,10 @@
-"""The difference of two sets of rows, for a guard of sums over them.
+"""The difference between two sets of rows, to guard sums over these sets.
 
-Whoever has the sums of x_i w_i over two sets also has their difference at any scale c,
-sum_i (v_i - c w_i) x_i. It is close to a single row where few of the v_i - c w_i have
-nearly all of the size, so what counts is their effective number (Kish, 1965), at the
-scale c that makes it least: without weights, the number of rows in one of them alone.
+Whoever has the sums of x_i v_i over one set and of x_i w_i over another also has their
+difference at any scale c, sum_i (v_i - c w_i) x_i. The difference is close to a single
+row if a few of the v_i - c w_i make up nearly all of it. So the guard uses the
+effective number of the v_i - c w_i (Kish, 1965) at the scale c that minimises it.
+Without weights, this is the number of rows that are in only one of the two sets.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import numpy as np
 from vfl_flower.typing import Array
 
 BLOCKS = 256
-"""Blocks of rows, row i in block i mod 256; sums over them bound a difference."""
+"""Number of blocks, row i in block i mod 256; their sums bound a difference."""
 
 
 def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
-    """Return tags of n texts, uint64, (n,), equal for two texts with probability 2^-64.
+    """Return tags of n texts, uint64, (n,).
 
-    A tag is twice the high half of m_0 + sum_i m_i s_i mod 2^64, which is strongly
-    universal (Lemire and Kaser, 2014) where the m_i are uniform and secret.
-    `coefficients`, (2, length), are m, twice; of longer texts the beginnings count.
+    Two different texts have equal tags with probability 2^-64. A tag joins two high
+    halves of m_0 + sum_i m_i s_i mod 2^64, for two different m. Each half is strongly
+    universal (Lemire and Kaser, 2014) if the m_i are uniform and secret.
+    `coefficients`, (2, length), are the two m; of a longer text only the beginning
+    counts.
     """
     remaining, parts = iter(texts), [np.zeros(0, "<u8")]
     most = coefficients.shape[1] - 1
@@ -38,9 +41,9 @@ def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
 
 
 def block_sums(mask: Array, weights: Array | None = None) -> Array:
-    """Return the sums of the weights of each block, shape (256,).
+    """Return the sum of the weights in each block, shape (256,).
 
-    `mask`, bool, (n,), says which m rows are in the set; `weights`, (m,), default 1.
+    `mask`, bool, (n,), marks the m rows of the set; `weights`, (m,), are 1 by default.
     """
     if weights is not None:
         places = np.flatnonzero(mask) % BLOCKS
@@ -60,10 +63,11 @@ def most_leverage(
 ) -> float:
     """Return the largest share of one row in the squares of any combination of v and w.
 
-    The largest d_i^2 / |d|^2 of all d = a v + b w is the leverage of row i in the span
-    of v and w. 1: they are the same but for their scale, to within rounding. `v` and
-    `w`, (m,), are weights of two sets at the rows that w has; the squares are |v|^2 and
-    |w|^2 of all rows, and `rest` is the largest weight of v at other rows.
+    The largest d_i^2 / |d|^2 over all d = a v + b w is the leverage of row i in the
+    span of v and w. The result is 1 if v and w are equal up to scale and rounding. `v`
+    and `w`, (m,), are the weights of two sets at the rows of the second set. The
+    squares are |v|^2 and |w|^2 over all rows, and `rest` is the largest weight of v at
+    the other rows.
     """
     product = float(v @ w)
     determinant = v_squares * w_squares - product**2
@@ -77,7 +81,8 @@ def most_leverage(
 def sure_number(n: Array | float, m: Array | int, share: Array | float) -> Any:
     """Return a lower bound on 1 / :func:`most_leverage`, from the sizes of two sets.
 
-    Of n rows without weights, and m with weights v of which one square is `share` of
-    all, a row has at most (share n + 1) / (n - m), since (sum v)^2 <= m |v|^2.
+    One set has n rows without weights. The other has m rows with weights v, and the
+    square of one of these weights is the share `share` of |v|^2. The share of a row is
+    then at most (share n + 1) / (n - m), since (sum v)^2 <= m |v|^2.
     """
     return (n - m) / (share * n + 1)

@@ -10,9 +10,10 @@ from vfl_flower.typing import Array
 
 
 def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, Array]:
-    """Split rows 0 .. n - 1 at random; whoever knows (n, fraction, seed) agrees.
+    """Split rows 0 .. n - 1 at random, identically for equal arguments.
 
-    Returns the sorted numbers of the training rows, None for all, and of the others.
+    Returns the sorted numbers of the training rows (None for all rows) and of the test
+    rows.
     """
     n_test = round(test_fraction * n)
     if n_test == 0:
@@ -23,9 +24,9 @@ def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, A
 
 
 def training_rows(n: int, test_fraction: float, rows: int, seed: int) -> Array:
-    """Draw `rows` of the training rows of `split_rows`; returns them sorted.
+    """Draw `rows` of the training rows of `split_rows`, and return them sorted.
 
-    Raises ValueError if there are not so many training rows, or fewer than 2.
+    Raises ValueError if `rows` is below 2 or above the number of training rows.
     """
     train = split_rows(n, test_fraction, seed)[0]
     train = np.arange(n) if train is None else train
