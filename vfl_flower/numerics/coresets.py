@@ -53,8 +53,8 @@ def cluster_summary(
 ) -> ClusterSummary:
     """Cluster a party's rows X^(j), (n, d), and summarise the clusters that have rows.
 
-    Algorithm 3, lines 2-8. "lloyd" is k-means++ seeding followed by Lloyd's iteration,
-    "seeding" the seeding alone: the O(ln k) approximation that [1] names.
+    Algorithm 3, lines 2-8. "lloyd" is k-means++ seeding followed by Lloyd's iteration;
+    "seeding" is the seeding alone, the O(ln k) approximation mentioned in [1].
     """
     centers = seed_centers(blocks, k, rng)
     if method == "lloyd":
@@ -75,15 +75,15 @@ def vkmc_sensitivities(
 ) -> Array:
     """Return the sensitivities of k-means (Algorithm 3, line 10), shape (b,).
 
-    `rows`, (b, d), are some that `summary` describes, whose cost is at most `alpha`
-    times the lowest cost. For i in B_l the sensitivity is
+    `rows`, (b, d), are some of the rows that `summary` describes; the cost of this
+    clustering is at most `alpha` times the lowest cost. For i in B_l the sensitivity is
 
         alpha |x_i - c_l|^2 / cost + alpha cost_l / (|B_l| cost) + 2 alpha / |B_l|.
 
-    Each is at most 4 alpha, and over all rows their sum is G^(j) = 2 alpha (1 + k). At
-    cost 0 the first two terms are 0.
+    Each sensitivity is at most 4 alpha, and the sum over all rows is G^(j) =
+    2 alpha (1 + k). At cost 0 the first two terms are 0.
 
-    Rows 0 and 4 in a cluster with centre 1, row 9 alone: cost 1 + 9 = 10.
+    With rows 0 and 4 in a cluster with centre 1, and row 9 alone, the cost is 10.
 
     >>> summary = ClusterSummary(
     ...     np.array([[1.0], [9.0]]), np.array([2, 1]), np.array([10.0, 0.0])
@@ -98,16 +98,16 @@ def vkmc_sensitivities(
 
 
 def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
-    """Return a_j, (T,), multinomial with G^(j) / G (Algorithm 1, lines 3-4)."""
+    """Draw a_j, (T,), multinomial with probabilities G^(j) / G (Algorithm 1, 3-4)."""
     return np.bincount(draw(totals, size, rng), minlength=len(totals))
 
 
 def coreset_weights(total: float, scores: Array) -> Array:
     """Return w(i) = G / (m sum_j g_i^(j)) (Algorithm 1, line 8), shape (m,).
 
-    `total` is G, and `scores`, (m,), are the sums over all parties for each draw i of
-    S, m = |S|. The expectation of a weighted sum over S is the sum over all rows.
-    Raises ValueError if a score is not positive: no such row can have been drawn.
+    `total` is G, and `scores`, (m,), are the scores of each draw i of S, summed over
+    all parties; m = |S|. The expectation of a weighted sum over S is the sum over all
+    rows. Raises ValueError if a score is not positive: such a row cannot be drawn.
     """
     if not (scores > 0).all():
         raise ValueError("scores of drawn rows must be positive")
@@ -115,7 +115,7 @@ def coreset_weights(total: float, scores: Array) -> Array:
 
 
 def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw m rows, (m,), without replacement, the baseline of [1]; with weights n / m.
+    """Draw m rows, (m,), without replacement, with weights n / m: the baseline of [1].
 
     Raises ValueError if m, the `size`, is not from 1 to n.
     """
@@ -127,19 +127,19 @@ def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
 def sigma_min(blocks: Sequence[Array], weights: Array) -> float:
     """Estimate sigma_min([U^(1) ... U^(T)]) of Assumption 4.1 from a weighted sample.
 
-    `blocks` are the parties' rows of the sample, shapes (m, d_j), [X^(T), y] at the
-    label holder; `weights`, (m,), are not negative. The result, gamma, is 1 where the
-    parties' column spaces are orthogonal, near 0 where they nearly overlap, and 0 for
-    fewer rows than columns. The coreset needs a size of order gamma^-2.
+    `blocks` are the parties' columns of the sample, shapes (m, d_j), and [X^(T), y] at
+    the label holder; `weights`, (m,), are not negative. The result, gamma, is 1 if the
+    parties' column spaces are orthogonal, near 0 if they nearly overlap, and 0 if there
+    are fewer rows than columns. The coreset needs a size of order gamma^-2.
 
     U^(j) is an orthonormal basis of the weighted rows of party j, without directions
-    below max(m, d_j) eps S_1, and gamma is the smallest singular value of
-    U = [U^(1) .. U^(T)] that is not 0. It is what the paper's proof needs: a model is
-    some U theta with theta orthogonal to the null space, so
-    ``|U theta| >= gamma |theta|``, and row i of U is at most as long as the root of
-    sum_j g_ij: its leverage score is at most that sum over gamma^2.
+    below max(m, d_j) eps S_1, and gamma is the smallest nonzero singular value of
+    U = [U^(1) .. U^(T)]. The paper's proof needs this value: a model is some U theta
+    with theta orthogonal to the null space, so ``|U theta| >= gamma |theta|``. The
+    squared length of row i of U is at most sum_j g_ij, so the leverage score of the row
+    is at most that sum divided by gamma^2.
 
-    Two unit vectors at 60 degrees: sigma^2 = 1 - cos 60.
+    For two unit vectors at 60 degrees, sigma^2 = 1 - cos 60.
 
     >>> a, b = np.array([[1.0], [0.0]]), np.array([[1.0], [3**0.5]])
     >>> round(sigma_min([a, b], np.ones(2)) ** 2, 12)
@@ -166,14 +166,15 @@ def tau(
 ) -> float:
     """Estimate tau of Assumption 5.1 from sampled pairs of rows.
 
-    The assumption: some party t has |x_i - x_i'|^2 <= tau |x_i^(t) - x_i'^(t)|^2 for
-    all pairs of rows. `blocks` are the parties' columns of the same rows, shapes
-    (m, d_j), m >= 2, and `pairs` is the number of pairs, drawn with replacement.
+    The assumption is that some party t has |x_i - x_i'|^2 <= tau
+    |x_i^(t) - x_i'^(t)|^2 for all pairs of rows. `blocks` are the parties' columns of
+    the same rows, shapes (m, d_j), m >= 2, and `pairs` is the number of pairs, drawn
+    with replacement.
 
-    Returns min_t max over the sampled pairs of the ratio: at least 1, and infinite
-    where each party has a pair of rows that differ in other parties' columns alone.
-    It is a lower bound of the true tau: with probability 0.95 at most a share 3 / pairs
-    of all pairs exceeds the value that a given party attains.
+    Returns the minimum over the parties t of the maximum ratio in the sampled pairs. It
+    is at least 1, and infinite if each party has a pair of rows that differ only in
+    other parties' columns. It is a lower bound on the true tau: with probability 0.95,
+    at most a share 3 / pairs of all pairs exceeds the value that a given party attains.
     """
     m = len(blocks[0])
     i = rng.integers(m, size=pairs)
@@ -191,8 +192,9 @@ def importance_estimate(losses: Array, weights: Array, n: int) -> tuple[float, f
     """Estimate the mean loss over all n rows from an independent weighted draw.
 
     `losses` and `weights` (from `coreset_weights` or `uniform`) have the shape (m,).
-    Returns the mean, sum_i w_i loss_i / n, unbiased if the model was fitted without
-    this draw, and its standard error. Raises ValueError for fewer than two draws.
+    Returns the mean, sum_i w_i loss_i / n, and its standard error. The mean is unbiased
+    if the model was fitted without this draw. Raises ValueError for fewer than two
+    draws.
     """
     m = len(losses)
     if m < 2:

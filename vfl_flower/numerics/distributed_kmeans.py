@@ -1,18 +1,19 @@
 r"""k-means of rows that several parties hold, from one weighted sample of all rows.
 
-The symbols are those of Algorithm 1 of [1]. Party m holds the rows P_m and finds
-centres B_m of its own. They cost c_m = sum_{p in P_m} m_p, where m_p is the smallest
-|p - b|^2 of b in B_m. The server splits t draws among the parties in proportion to c_m.
-Party m sends its draws S_m and B_m, weighted so that, for any centres C,
+The symbols are those of Algorithm 1 of [1]. Party m holds the rows P_m and finds local
+centres B_m. Their cost is c_m = sum_{p in P_m} m_p, where m_p is the smallest |p - b|^2
+over b in B_m. The server splits t draws among the parties in proportion to c_m. Party m
+sends its draws S_m and its centres B_m, weighted so that, for any centres C,
 
     E sum_q w_q min_{c in C} |q - c|^2 = sum_m sum_{p in P_m} min_{c in C} |p - c|^2.
 
-Differs from [1] in: 1. Half of the draws are uniform: a row next to a centre, with
-m_q / c_m tiny, has no huge weight when it is drawn (`sample`; ``uniform=0`` is [1]).
-2. t_m is an integer (`split_budget`), and the weights are made with it: without uniform
-draws c_m / (t_m m_q), unbiased where t_m is rounded. 3. A row that is drawn r times is
-sent once with r times the weight. 4. A party whose share is no smaller than its number
-of rows sends them all with weight 1.
+Differences from [1]: 1. Half of the draws are uniform, so that a row next to a centre,
+with a tiny m_q / c_m, does not get a huge weight when it is drawn (`sample`;
+``uniform=0`` is [1]). 2. t_m is an integer (`split_budget`), and the weights are
+computed from this integer: without uniform draws they are c_m / (t_m m_q), which is
+unbiased even though t_m is rounded. 3. A row that is drawn r times is sent once with r
+times the weight. 4. If a party has at least as many draws as rows, it sends all its
+rows with weight 1.
 
 The server sees the costs and the rows sent. A party with at most k distinct rows has
 cost 0, and its centres are these rows.
@@ -33,16 +34,16 @@ from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.typing import Array
 
 ROUNDING = 1e-7
-"""Largest distance of equal points after rounding, relative to the longest."""
+"""Maximum distance of points that count as equal, relative to the longest point."""
 
 
 def split_budget(costs: Array, budget: int) -> Array:
     """Return t_m, the split of t draws in proportion to the costs c_m (round 2).
 
     Both have the shape (M,). Each party with a positive cost gets one draw, and the
-    rest is split in proportion to c_m, by largest remainders. A `budget` t of 0 asks
-    for the local centres alone. Raises ValueError if a cost is negative or not finite,
-    or t is neither 0 nor at least the number of positive costs.
+    rest is split in proportion to c_m, by largest remainders. A `budget` t of 0
+    requests only the local centres. Raises ValueError if a cost is negative or not
+    finite, or if t is neither 0 nor at least the number of positive costs.
     """
     if not (np.isfinite(costs).all() and (costs >= 0).all()):
         raise ValueError("costs must be non-negative and finite")
@@ -68,25 +69,26 @@ def sample(
     rng: np.random.Generator,
     uniform: float = 0.5,
 ) -> tuple[Array, Array]:
-    """Draw a party's part of the sample, and add its centres (round 2 of [1]).
+    """Draw a party's rows for the sample, and add its centres (round 2 of [1]).
 
     `solution` is the `cluster_summary` of the rows P_m, (n_m, d), and `count` is t_m.
-    Row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m; u is `uniform` ([1] has 0).
+    Row q is drawn with the probability p_q = (1 - u) m_q / c_m + u / n_m, where u is
+    `uniform` (0 in [1]).
 
     Returns points, (a, d), and weights, (a,): the distinct rows of S_m in the order of
     their numbers, then B_m, so a <= t_m + k_m. A row drawn r_q times has the weight
-    w_q = r_q / (t_m p_q), at most r_q n_m / (u t_m). A centre has
-    w_b = |P_b| - sum_{q in S_m, q in P_b} w_q, which is negative where the draws of its
-    cluster outweigh it. The sum is n_m up to rounding. If t_m >= n_m, the sample is all
-    rows with weight 1; if t_m or c_m is 0, it is the centres alone, each with weight
-    |P_b|.
+    w_q = r_q / (t_m p_q), at most r_q n_m / (u t_m). A centre has the weight
+    w_b = |P_b| - sum_{q in S_m, q in P_b} w_q, which is negative if the draws from its
+    cluster outweigh the cluster. The sum of the weights is n_m up to rounding. If t_m
+    >= n_m, the sample is all rows with weight 1; if t_m or c_m is 0, the sample is only
+    the centres, each with weight |P_b|.
 
-    With u = 0 a row near its centre is drawn rarely and then has a large weight, which
-    its centre loses: `combine`, which cannot use negative weights, sees only the large
-    one.
+    With u = 0 a row near its centre is rarely drawn. If drawn, it has a large weight,
+    which is subtracted from the weight of its centre. `combine`, which cannot use
+    negative weights, then sees only the large weight.
 
-    Rows 0, 2 and 9 with centres 1 and 9: m = (1, 1, 0), so p = (5, 5, 2) / 12. The
-    draw, row 2, has weight 12 / 5, and centre 1 has 2 - 12 / 5.
+    For rows 0, 2 and 9 with centres 1 and 9, m = (1, 1, 0), so p = (5, 5, 2) / 12. The
+    drawn row, row 2, has weight 12 / 5, and centre 1 has weight 2 - 12 / 5.
 
     >>> blocks = RowBlocks(np.array([[0.0], [2.0], [9.0]]))
     >>> solution = ClusterSummary(
@@ -120,16 +122,16 @@ def combine(
 ) -> Array:
     """Cluster the samples of all parties at the server (weighted k-means of [1]).
 
-    `points` has the shape (a, d), `weights`, of either sign, (a,), the result (k, d).
-    Some centres are equal where there are fewer than k distinct points (see
+    `points` has the shape (a, d); `weights`, of either sign, have the shape (a,), and
+    the result (k, d). If fewer than k points are distinct, some centres are equal (see
     `first_of_equals`). Raises ValueError if `k` is below 1, or no weight is positive.
 
-    The mean of w_b is 0 where every row of P_b can be drawn, so about half of the local
-    centres have a negative weight, of the order |P_b| / sqrt(t_b) with t_b draws in the
-    cluster. The cost with signed weights is no objective to minimise: where the signed
-    weight of a cluster is not positive, its mean is a maximum, and its minimiser fits
-    the noise of the draws. So only the points of positive weight are clustered; the
-    cost that this adds vanishes as draws grow.
+    If every row of P_b can be drawn, the mean of w_b is 0. So about half of the local
+    centres have a negative weight, of the order |P_b| / sqrt(t_b) for t_b draws in the
+    cluster. The cost with signed weights is not a useful objective: if the signed
+    weight of a cluster is not positive, the cluster's mean maximises its cost, and the
+    minimiser fits the noise of the draws. So only the points of positive weight are
+    clustered. The cost that this adds vanishes as the number of draws grows.
     """
     positive = weights > 0
     if not positive.any():
@@ -139,11 +141,12 @@ def combine(
 
 
 def first_of_equals(centers: Array) -> Array:
-    """Replace each of the centres, (k, d), by the first that is equal to it.
+    """Replace each of the centres, (k, d), with the first centre equal to it.
 
-    Centres count as equal where they are apart by at most 1e-7 of the length of the
-    longest: rounding in K changes the lengths of its eigenvectors by up to that share.
-    Otherwise rounding would decide which of several equal rows is in which cluster.
+    Centres count as equal if their distance is at most 1e-7 of the length of the
+    longest centre: rounding in K changes the lengths of its eigenvectors by up to that
+    share. Without this step, rounding would decide which of several equal rows is in
+    which cluster.
     """
     longest = np.linalg.norm(centers, axis=1).max()
     distances = np.linalg.norm(centers[:, None] - centers, axis=2)

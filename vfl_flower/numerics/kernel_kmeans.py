@@ -1,7 +1,7 @@
 r"""The numerics of federated kernel k-means: DSPGD with its communication mechanism.
 
 The symbols are those of [1], whose *users* are our parties: N rows in all, D random
-features an iteration, a(x) with E[a(x)^T a(x')] / D = K(x, x'); iteration t = 1 .. T
+features per iteration, a(x) with E[a(x)^T a(x')] / D = K(x, x'); iteration t = 1 .. T
 has the step eta_t = 1 / t and
 
     W_t = [sqrt(eta_t / D) A_t, sqrt(1 - eta_t) B_t],    B_1 empty   (line 8),
@@ -9,12 +9,13 @@ has the step eta_t = 1 / t and
     B_{t+1} = [sqrt(lambda_i - eta_t lambda) u_i],  u_i = W_t v_i / sqrt(lambda_i)
 
 over lambda_i > eta_t lambda (lines 12 and 13), so that Z_t = B_t B_t^T. Each step only
-multiplies W_t on the right by a small matrix, the same at all parties: here B_{t+1} is
-W_t R_t, and the embedding is H = W_T R' (line 17).
+multiplies W_t on the right by a small matrix, which is the same at all parties. Here
+B_{t+1} is W_t R_t, and the embedding is H = W_T R' (line 17).
 
-Differs from [1] in: 1. the first iteration has D_1 >= D features, since it sets lambda,
-and eta_t weighs all features equally (`first_features`, `step_size`; D_1 = D is [1]).
-2. lambda (`default_threshold`). 3. a map that embeds new rows (`compose`).
+Differences from [1]: 1. The first iteration has D_1 >= D features, since it sets
+lambda, and eta_t weights all features equally (`first_features`, `step_size`; D_1 = D
+is [1]). 2. lambda is set differently (`default_threshold`). 3. A map embeds new rows
+(`compose`).
 
 [1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
 manuscript under review.
@@ -48,11 +49,12 @@ def first_features(D: int, s: int) -> int:
 
 
 def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
-    """Return the range start, stop of the features of iteration t, which counts from 1.
+    """Return start and stop of the range of features of iteration t, counted from 1.
 
-    It has D features (D_1 at t = 1) and starts at a multiple of `CHUNK`. Orthogonal
-    frequencies are drawn together within such a chunk and chunks are independent. So
-    the xi_t = A_t A_t^T / D of different iterations are independent (Theorem 1).
+    The range has D features (D_1 at t = 1) and starts at a multiple of `CHUNK`.
+    Orthogonal frequencies are drawn together within a chunk, and different chunks are
+    independent. So the xi_t = A_t A_t^T / D of different iterations are independent
+    (Theorem 1).
     """
     if t == 1:
         return 0, D_1
@@ -80,8 +82,9 @@ def stack(A: Array, B: Array, eta: float) -> Array:
 def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Array]:
     """Return the eigenpairs above a threshold of G = W_t^T W_t, (m, m) (line 10).
 
-    The threshold is eta_t lambda. At least `at_least` pairs are returned, except those
-    that are only rounding. The values, (j,), are descending; the vectors are (m, j).
+    The threshold is eta_t lambda. At least `at_least` pairs are returned, except pairs
+    that are only rounding. The values, (j,), are descending; the vectors have the shape
+    (m, j).
     """
     values, vectors = np.linalg.eigh(G)
     values, vectors = values[::-1], vectors[:, ::-1]
@@ -126,8 +129,8 @@ def compose(P: Array, R: Array, eta: float) -> Array:
     """Extend the map from features: [A_1 .. A_t] P' = W_t R if [A_1 ..] P = B_t.
 
     P has the shape (D_1 + .. + D_{t-1}, r), R (D_t + r, m), and P' (D_1 + .. + D_t, m).
-    With `embed`'s R' it embeds any row x by its features alone:
-    h(x) = [a_1(x) .. a_T(x)] P', for a training row its row of H.
+    With the R' of `embed`, P' embeds any row x from its features alone:
+    h(x) = [a_1(x) .. a_T(x)] P'. For a training row this is its row of H.
     """
     D = len(R) - P.shape[1]
     return np.vstack([math.sqrt(1 - eta) * P @ R[D:], math.sqrt(eta / D) * R[:D]])
@@ -136,10 +139,11 @@ def compose(P: Array, R: Array, eta: float) -> Array:
 def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) -> float:
     """Return the sine of the largest principal angle between two steps' subspaces.
 
-    They are the spans of u_1 .. u_s of iterations t - 1 and t, whose first min(s, r, j)
-    are compared; 1 if there is nothing to compare. `values` are the lambda_i of
-    W_t^T W_t, (j,), `vectors` its v_i, (D + r, j), and `scale`, (r,), the squared
-    lengths of the columns of B_t, lambda_i - eta_{t-1} lambda of the iteration before.
+    The subspaces are the spans of u_1 .. u_s in iterations t - 1 and t, of which the
+    first min(s, r, j) vectors are compared. The result is 1 if there is nothing to
+    compare. `values`, (j,), are the lambda_i of W_t^T W_t, `vectors`, (D + r, j), are
+    its v_i, and `scale`, (r,), holds the squared lengths of the columns of B_t, which
+    are lambda_i - eta_{t-1} lambda in the previous iteration.
 
     No row is needed: B_t = U_{t-1} diag(scale)^(1/2) and W_t^T u_i = sqrt(lambda_i) v_i
     give the cosines U_{t-1}^T U_t = diag(scale (1 - eta_t))^(-1/2) V_B
@@ -147,7 +151,8 @@ def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) ->
 
     A step moves the subspace by eta_t times the error of one iteration's features,
     while the error of the mean over all iterations is sqrt(eta_t) times that error. So
-    the result over sqrt(eta_t) shows how far the subspace may be from that of K.
+    the result divided by sqrt(eta_t) shows how far the subspace may be from the
+    subspace of K.
     """
     r = len(scale)
     s = min(s, r, len(values))
@@ -162,17 +167,20 @@ def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) ->
 def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     """Return lambda, an estimate of the (s + 1)-th eigenvalue of K, at least 0.
 
-    lambda is lambda_{s+1} less the mean of the D - s - 1 smaller eigenvalues of W_1^T
-    W_1 = A_1^T A_1 / D. `values`, (j,), are its eigenvalues, descending (the s + 1
-    largest at least, or all but zeros), `trace` its trace, and D > s + 1 its size.
+    lambda is lambda_{s+1} minus the mean of the D - s - 1 smaller eigenvalues of
+    W_1^T W_1 = A_1^T A_1 / D. `values`, (j,), are the eigenvalues of this matrix in
+    descending order (at least the s + 1 largest, or all except zeros), `trace` is its
+    trace, and D > s + 1 is its size.
 
-    Where many small eigenvalues follow a large one, D random features overstate it by
-    about their sum over D, as a sample covariance of D samples does; [2] subtracts it.
-    Only eigenvalues above lambda are learned: if it is too low, messages grow (a larger
-    rank r_t); if it is too high, components are lost.
+    If many small eigenvalues follow a large one, D random features overstate the large
+    one by about the sum of the small ones divided by D, like a sample covariance of D
+    samples; [2] subtracts this excess. Only eigenvalues above lambda are learned: if
+    lambda is too low, messages grow (a larger rank r_t); if it is too high, components
+    are lost.
 
-    Differs from [1], where lambda is the (k + 2)-th eigenvalue of iteration 1 for k
-    clusters: with s > k + 1 components those beyond it are never learned.
+    This differs from [1], where lambda is the (k + 2)-th eigenvalue of iteration 1 for
+    k clusters: with s > k + 1 components, the components beyond the (k + 1)-th are
+    never learned.
     """
     if len(values) <= s:
         return 0.0
@@ -181,14 +189,15 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
 
 
 def moments(X: Array | Rows, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
-    """Return the number of rows of X, (n, d), column sums and sums of squares, (d,).
+    """Return the number of rows of X, (n, d), and column sums of X and X^2, (d,).
 
     A missing value, NaN, adds nothing. `shift`, the same at all parties, is subtracted
-    from each row first: a rough mean, where columns are far from 0 for their spread.
+    from each row first. It should be a rough mean if columns are far from 0 relative to
+    their spread.
     """
 
     def sums(_: slice, block: Array) -> tuple[Array, Array]:
-        with np.errstate(over="ignore", invalid="ignore"):  # refused where it is used
+        with np.errstate(over="ignore", invalid="ignore"):  # rejected when used
             rows = block - shift
             rows[np.isnan(rows)] = 0.0
             return rows.sum(axis=0), np.square(rows, out=rows).sum(axis=0)
@@ -202,12 +211,12 @@ def moments(X: Array | Rows, shift: Array | float = 0.0) -> tuple[int, Array, Ar
 def variances(
     N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
 ) -> Array:
-    """Return the columns' variances, 0 where only rounding would be left.
+    """Return the columns' variances, or 0 if only rounding errors would be left.
 
     N and the sums are those of `moments` over all parties. `sum_squares`, and so the
-    result, has the shape (d,), or (1,) for the sum over all columns. A variance is 0 if
-    it is at most 1e-12 of the mean square, in which float64 leaves no correct digit, or
-    if the deviation is not above the rounding of `shift`.
+    result, has the shape (d,), or (1,) for the sum over all columns. A variance is set
+    to 0 if it is at most 1e-12 of the mean square, so that float64 leaves no correct
+    digit, or if the standard deviation is not above the rounding error of `shift`.
     """
     square, mean = sum_squares / N, np.square(sum_x / N)
     rounding = np.square(np.finfo(np.float64).eps * shift * np.ones(len(mean)))
@@ -223,10 +232,10 @@ def gamma(
 ) -> float:
     """Return the gamma of the Gaussian kernel exp(-gamma |x - x'|^2) in [1].
 
-    gamma = N^2 / (2 sum_ij |x_i - x_j|^2), in the inverse square of the columns' unit;
-    the arguments are those of `variances`, since sum_ij |x_i - x_j|^2 = 2 N^2 sum of
-    the columns' variances. Raises ValueError if the sums are not finite or no column
-    varies.
+    gamma = N^2 / (2 sum_ij |x_i - x_j|^2), in the inverse square of the columns' unit.
+    The arguments are those of `variances`, since sum_ij |x_i - x_j|^2 is 2 N^2 times
+    the sum of the columns' variances. Raises ValueError if the sums are not finite or
+    no column varies.
     """
     if N < 1 or not (np.isfinite(sum_x).all() and np.isfinite(sum_squares).all()):
         raise ValueError("gamma needs at least one row and finite column sums")
@@ -244,8 +253,8 @@ def gamma(
 class Subspace:
     """The server's state of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.
 
-    D is the number of features of an iteration, D_1 of the first one, s the number of
-    components, k of clusters.
+    D is the number of features in an iteration, and D_1 in the first iteration; s is
+    the number of components, and k the number of clusters.
     """
 
     D: int
@@ -255,7 +264,7 @@ class Subspace:
     rule: Rule
     """lambda, or how the first iteration sets it: "auto" or "paper"."""
     t: int = 0
-    """Number of iterations done."""
+    """Number of completed iterations."""
     threshold: float = 0.0
     """lambda."""
     values: Array = field(default_factory=lambda: np.zeros(0))
@@ -264,9 +273,9 @@ class Subspace:
     lengths: Array = field(default_factory=lambda: np.zeros(0))
     """Squared lengths of the columns of B_{t+1}, shape (r,)."""
     moved: float = math.inf
-    """Sine of the angle between successive subspaces, over sqrt(eta_t)."""
+    """Sine of the angle between successive subspaces, divided by sqrt(eta_t)."""
     dimension: int = 0
-    """Maximum number of eigenvalues above rounding in an iteration so far."""
+    """Maximum number of eigenvalues above rounding in any iteration so far."""
 
     @property
     def eta(self) -> float:
@@ -285,12 +294,12 @@ class Subspace:
 
     @property
     def rank(self) -> int:
-        """r_{t+1}, columns of B_{t+1}."""
+        """r_{t+1}, the number of columns of B_{t+1}."""
         return len(self.lengths)
 
     @property
     def mass(self) -> float:
-        """Trace of the part of B_{t+1} in W_{t+1}^T W_{t+1}."""
+        """Contribution of B_{t+1} to the trace of W_{t+1}^T W_{t+1}."""
         return float((1 - self.next_eta) * self.lengths.sum())
 
     @property
@@ -304,15 +313,16 @@ class Subspace:
         return self.next_eta * threshold, self.s + (self.dimension <= self.s)
 
     def still(self, tol: float) -> bool:
-        """Return whether the subspace turned by less than `tol`.
+        """Return whether the subspace moved by less than `tol`.
 
-        False while at most s eigenvalues have been above rounding: the rows of A_1 then
-        span the whole subspace, which stands still, however wrong its eigenvectors are.
+        The result is False while at most s eigenvalues have been above rounding: the
+        rows of A_1 then span the whole subspace, which does not move, however wrong its
+        eigenvectors are.
         """
         return self.dimension > self.s and self.moved < tol
 
     def step(self, values: Array, vectors: Array, trace: float) -> None:
-        """Take the eigenpairs of iteration t + 1 (lines 11 to 13)."""
+        """Process the eigenpairs of iteration t + 1 (lines 11 to 13)."""
         self.t += 1
         count = above_rounding(values, self.D + len(values))
         values, vectors = values[:count], vectors[:, :count]

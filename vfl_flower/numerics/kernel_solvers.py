@@ -7,15 +7,15 @@ that the columns share,
           f(x) = z(x)^T w + b, \qquad z = \phi / \sqrt M
 
 (equation 1 of [1] with M random features for the kernel: :math:`z(x)^T z(x') \approx
-K(x, x')`, so :math:`|w|` stands for :math:`\|f\|_{\mathcal H}`). The intercept b is
-free. The n x M features never exist at once. They are looked up block by block from the
-angles, once for the principal axes of the centred features,
+K(x, x')`, so :math:`|w|` replaces :math:`\|f\|_{\mathcal H}`). The intercept b is free.
+The n x M features are never in memory all at once. They are looked up block by block
+from the angles, once for the principal axes of the centred features,
 
 .. math:: U = (Z - 1 \mu^T) V, \quad U^T U = \mathrm{diag}(s), \quad w = V a,
 
-and then once or twice an iteration. On these axes the square loss is solved for all
-:math:`\lambda` at once, and for the others :math:`h s / n + \lambda`, with h the mean
-curvature of the loss, stands for the Hessian.
+and then once or twice per iteration. On these axes the square loss is solved for all
+:math:`\lambda` at once. For the other losses :math:`h s / n + \lambda`, where h is the
+mean curvature of the loss, replaces the Hessian.
 
 [1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated doubly stochastic kernel learning
 for vertically partitioned data", KDD 2020.
@@ -38,7 +38,7 @@ LossName = Literal["logistic", "smooth_hinge", "square"]
 """Names of the losses in `LOSSES`."""
 
 BLOCK_BYTES = 2**22
-"""A block of features: small enough for a processor's cache."""
+"""Size of a block of features, small enough for a processor's cache."""
 
 GRID = 10.0 ** np.arange(-10, 3.25, 0.5)
 """Strengths tried with the square loss: 1e-10 to 1e3 by half decades."""
@@ -47,28 +47,28 @@ PATH = 10.0 ** np.arange(0, -10.5, -1)
 """Strengths tried with the other losses, in this order: 1 to 1e-10."""
 
 CV_TOL, CV_ITER = 3e-2, 30
-"""`tol` and `max_iter` of the fits that only rank strengths; see `fit`."""
+"""`tol` and `max_iter` of fits that only rank strengths; see `fit`."""
 
 Score = tuple[float, float]
-"""Of the rows left out: the deciding figure and the tie-breaker; smaller is better."""
+"""Deciding figure and tie-breaker on the rows left out; smaller is better."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of Table 1 of [1], of scores u and labels y of one shape."""
+    """A loss from Table 1 of [1], for scores u and labels y of the same shape."""
 
     value: Callable[[Array, Array], Array]
     derivative: Callable[[Array, Array], Array]
     second: Callable[[Array, Array], Array]
     """L(u, y), L'(u, y) and L''(u, y), with derivatives in u, elementwise."""
     slope: float
-    """M, the bound of |L'|; infinite for the square loss."""
+    """M, the bound on |L'|; infinite for the square loss."""
     curvature: float
-    """The bound of L''."""
+    """The bound on L''."""
 
 
 def sigmoid(z: Array) -> Array:
-    """Return 1 / (1 + exp(-z)) without overflow and with all digits at both ends."""
+    """Return 1 / (1 + exp(-z)), without overflow and accurate at both ends."""
     tail = np.exp(-np.abs(z))
     return np.asarray(np.where(z < 0, tail, 1.0) / (1 + tail))
 
@@ -119,15 +119,15 @@ class Fit:
     regularization: float
     """lambda, given or chosen."""
     cv_score: float | None = None
-    """What `regularization` was chosen by, of rows left out: the share of misclassified
-    rows, or the mean squared error as a share of the labels' variance."""
+    """The figure on rows left out by which `regularization` was chosen: the share of
+    misclassified rows, or the mean squared error relative to the labels' variance."""
     converged: bool = True
     path: tuple[tuple[float, float], ...] = ()
     """Each strength that was tried and its score."""
     left_out: Array | None = None
-    """f of each row from a fit without it, (n, C): by folds, or see `leave_out`."""
+    """f of each row from a fit without that row, (n, C): by folds or by `leave_out`."""
     turn: Array | None = None
-    """With `earlier`: its factor when added to f, shape (C,)."""
+    """With `earlier`: the factor with which it is added to f, shape (C,)."""
 
 
 def fit(
@@ -146,34 +146,37 @@ def fit(
     tol: float = 1e-3,
     max_iter: int = 1000,
 ) -> Fit:
-    r"""Minimise the objective above, and choose :math:`\lambda` where none is given.
+    r"""Minimise the objective above; choose :math:`\lambda` if none is given.
 
-    `angles`, (n, M), are summed ones. `Y`, (n, C), is one column of -1 and +1; or a
-    column a class (one-vs-rest), +1 once in each row; or, for the square loss, any real
-    columns. Each must have two different values. `classes` says whether `Y` are
-    classes; default: whether all values are -1 or +1.
+    `angles`, (n, M), are summed over the parties. `Y`, (n, C), is one column of -1 and
+    +1; or one column per class (one-vs-rest), with one +1 in each row; or, for the
+    square loss, any real columns. Each column must have two different values. `classes`
+    says whether `Y` holds classes; by default, it does if all values are -1 or +1.
 
-    Without a `regularization`, :math:`\lambda` is the best of `GRID` by exact
-    leave-one-out for the square loss, of `PATH` by folds, which `rng` draws, for the
-    others. For classes, the best has the smallest share of misclassified rows, with
-    ties broken by the mean loss; for real labels, it has the smallest squared error.
-    Leave-one-out keeps the factor n of the penalty :math:`n \lambda |w|^2 / 2` of the
-    summed loss, as scikit-learn's ``RidgeCV`` does. The search along `PATH` ends after
-    two strengths in a row that improved neither the errors nor the loss of the rows
-    left out, or after one whose fits also missed the optimum in `CV_ITER` steps.
+    Without a `regularization`, :math:`\lambda` is chosen: for the square loss from
+    `GRID` by exact leave-one-out, and for the other losses from `PATH` by
+    cross-validation with folds drawn by `rng`. For classes, the best strength has the
+    smallest share of misclassified rows, with ties broken by the mean loss; for real
+    labels, it has the smallest squared error. Leave-one-out keeps the factor n of the
+    penalty :math:`n \lambda |w|^2 / 2` of the summed loss, as scikit-learn's
+    ``RidgeCV`` does. The search along `PATH` ends after two strengths in a row that
+    improve neither the errors nor the loss of the rows left out, or after one such
+    strength whose fits also miss the optimum in `CV_ITER` steps.
 
-    `weights`, (n,), above 0, say how much each row counts in the mean loss, and in what
-    strengths are chosen by. `offset`, (n, C), in the unit of y, is added to f. With
-    either the square loss has no leave-one-out, and is solved like the others.
-    `earlier`, (n, C), is a part of `offset` whose multiple in f is fitted too, with the
-    penalty of `LARGEST_TURN` alone. For the square loss with neither, `leave_out` also
-    returns f of rows left out, each alone.
+    `weights`, (n,), above 0, say how much each row counts, both in the mean loss and in
+    the figures by which strengths are chosen. `offset`, (n, C), in the unit of y, is
+    added to f. With either argument the square loss has no leave-one-out, and is solved
+    like the other losses. `earlier`, (n, C), is a term of `offset`; its multiple in f
+    is also fitted, with only the penalty of `LARGEST_TURN`. For the square loss without
+    `weights` and `offset`, `leave_out` also returns f of each row from a fit without
+    that row.
 
-    The iteration ends where :math:`g^T B^{-1} g` is at most `tol` squared times the
-    objective, for each column: g is the gradient, and B would be the Hessian if the
-    curvature of the loss were the same in each row. That product is about twice the gap
-    to the optimum. It takes at most `max_iter` steps, of two passes over the features
-    each; if they or `tol` were too small, the result has not `converged`.
+    The iteration ends when, for each column, :math:`g^T B^{-1} g` is at most `tol`
+    squared times the objective. Here g is the gradient, and B would be the Hessian if
+    the curvature of the loss were the same in each row; :math:`g^T B^{-1} g` is about
+    twice the gap to the optimum. There are at most `max_iter` steps, each with two
+    passes over the features. If `max_iter` or `tol` is too small, the result has not
+    `converged`.
     """
     if classes is None:
         classes = bool((np.abs(Y) == 1).all())
@@ -227,8 +230,9 @@ def fit(
 class _Axes:
     r"""Principal axes of the centred features, :math:`U = (Z - 1 \mu^T) V`.
 
-    With fewer rows than features (the dual), U itself is kept, from the eigenvectors
-    of :math:`U U^T`; else V is, and U is computed in blocks of rows.
+    With fewer rows than features (the dual), U itself is stored, computed from the
+    eigenvectors of :math:`U U^T`; otherwise V is stored, and U is computed in blocks of
+    rows.
     """
 
     def __init__(self, angles: Array) -> None:
@@ -244,8 +248,8 @@ class _Axes:
         for _, Z in self._columns() if self._dual else self._rows():
             gram = dsyrk(1.0, Z.T, beta=1.0, c=gram, lower=1, overwrite_c=1)
         s, V = eigh(gram, lower=True, overwrite_a=True, driver="evd")
-        # Ascending. A direction without spread, of which rounding alone is left, is no
-        # axis.
+        # Ascending. A direction without spread, in which only rounding is left, is not
+        # an axis.
         noise = len(s) * np.finfo(np.float64).eps * s[-1]
         first = int(np.searchsorted(s, noise, side="right"))
         self.s, self._V = s[first:], V[:, first:]
@@ -304,7 +308,7 @@ class _Axes:
 
 
 def _blocks(angles: Array, M: int) -> Iterator[tuple[slice, Array]]:
-    """Yield z = phi / sqrt(M) of blocks of rows, in one buffer that may be written."""
+    """Yield z = phi / sqrt(M) for blocks of rows, in one writable buffer."""
     step = max(1, BLOCK_BYTES // (8 * angles.shape[1]))
     buffer = np.empty((min(step, len(angles)), angles.shape[1]))
     for start in range(0, len(angles), step):
@@ -315,7 +319,7 @@ def _blocks(angles: Array, M: int) -> Iterator[tuple[slice, Array]]:
 
 
 def _wrong(scores: Array, Y: Array) -> Array:
-    """Return which rows are misclassified; the last axis is the columns."""
+    """Return which rows are misclassified; the last axis of `scores` is the columns."""
     if Y.shape[-1] == 1:  # a score of 0 means the class -1, as in `answers`
         return np.asarray(((scores > 0) != (Y > 0))[..., 0])
     return np.asarray(scores.argmax(axis=-1) != Y.argmax(axis=-1))
@@ -324,12 +328,12 @@ def _wrong(scores: Array, Y: Array) -> Array:
 def _ridge(
     axes: _Axes, Y: Array, regularization: float | None, classes: bool
 ) -> tuple[Array, float, dict[float, Score]]:
-    r"""Solve for the square loss, :math:`a = (S + n \lambda / 2)^{-1} U^T y`.
+    r"""Minimise the square loss: :math:`a = (S + n \lambda / 2)^{-1} U^T y`.
 
-    Leave-one-out has the residuals :math:`r_i / (1 - h_i)` with
+    The leave-one-out residuals are :math:`r_i / (1 - h_i)` with
     :math:`h_i = 1/n + \sum_k u_{ik}^2 / (s_k + n \lambda / 2)`. Returns a with the
-    intercept below, (r + 1, C), :math:`\lambda`, and the score of each strength of
-    `GRID`, unless one is given.
+    intercept as its last row, (r + 1, C); :math:`\lambda`; and the score of each
+    strength in `GRID`, unless `regularization` is given.
     """
     n, b = axes.n, Y.mean(axis=0)
     target = axes.backward(Y - b)
@@ -353,7 +357,7 @@ def _ridge(
 
 
 def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
-    """Return the ridge prediction of each row without it, (n, C); see `_ridge`."""
+    """Return the ridge prediction of each row, left out, (n, C); see `_ridge`."""
     n, inverse = axes.n, 1 / (axes.s + axes.n / 2 * lam)
     without = np.empty_like(Y)
     for rows, U in axes.rows():
@@ -364,16 +368,16 @@ def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
 
 @shapes_only
 class _Task(NamedTuple):
-    """The labels y, and the f = U a + b + .. of their loss; see `_minimise`."""
+    """The labels y and the terms of f = U a + b + .. in their loss; see `_minimise`."""
 
     axes: _Axes
     Y: Array
     """Shape (n, K)."""
     loss: Loss
     offset: Array
-    """Addend of f, shape (n, K) or (1, K)."""
+    """Term added to f, shape (n, K) or (1, K)."""
     free: Sequence[Array]
-    """Columns, (n, K) or (1, K) each, whose multiples are added, the last one ones."""
+    """Columns, (n, K) or (1, K), whose multiples are added to f; the last is ones."""
 
 
 def _cross_validate(
@@ -383,11 +387,11 @@ def _cross_validate(
     rng: np.random.Generator,
     weights: Array | None,
 ) -> tuple[Array, dict[float, Score], Array]:
-    """Try the strengths of `PATH`, each from the solution of the one before.
+    """Try the strengths of `PATH`, each starting from the previous solution.
 
-    Folds and classes are columns of one problem. Returns the mean solution of the folds
-    at the best strength, (r + k, C), the score of each strength that was tried, and f
-    of the rows left out at the best, (n, C).
+    All folds and classes are columns of one problem. Returns the mean solution of the
+    folds at the best strength, (r + k, C), the score of each strength tried, and f of
+    the rows left out at the best strength, (n, C).
     """
     axes, Y, loss, offset, free = task
     n, C = Y.shape
@@ -425,25 +429,28 @@ def _cross_validate(
 
 
 LARGEST_TURN = 10.0
-"""Standard deviation of a Gaussian prior on the effect of `earlier` on a score: if
-`earlier` separates the classes, the loss alone has no optimum."""
+"""Standard deviation of a Gaussian prior on the effect of `earlier` on a score. Without
+it the loss has no optimum if `earlier` separates the classes."""
 
 
 def _minimise(
     task: _Task, W: Array, lam: float, start: Array | None, tol: float, max_iter: int
 ) -> tuple[Array, Array, bool]:
-    r"""Minimise :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`, each k.
+    r"""Minimise the weighted loss with its penalty in each column.
 
-    L-BFGS on all columns at once, each as a share of its objective at the start. The
-    variable is scaled by the root of B (see `fit`). L-BFGS starts anew where the mean
-    curvature of the loss has changed by a factor of 4: it goes to 0 with the loss.
+    The objective of column k is
+    :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`.
+    L-BFGS runs on all columns at once, with each objective divided by its initial
+    value. The variable is scaled by the root of B (see `fit`). L-BFGS restarts whenever
+    the mean curvature of the loss has changed by a factor of 4, since the curvature
+    goes to 0 with the loss.
 
     f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the multiples of the k
-    columns in `free`, of which the last is b; `start` is its first value, default 0.
-    `W`, (n, K) or (n, 1), are weights of the rows, which add up to 1. The columns
-    in `free` have mean square 1 or are zeros, with the penalty of `LARGEST_TURN`,
-    except for the last: ones, without a penalty. Returns x, f, and whether all columns
-    have reached the optimum.
+    columns in `free`, the last of which is b; `start` is the initial x, 0 by default.
+    `W`, (n, K) or (n, 1), are weights of the rows, which add up to 1. The last column
+    in `free` is ones, without a penalty. The other columns in `free` have mean square 1
+    or are zeros, and their multiples have the penalty of `LARGEST_TURN`. Returns x, f,
+    and whether all columns have reached the optimum.
     """
     from scipy.optimize import minimize
 
@@ -466,7 +473,7 @@ def _minimise(
         G = np.vstack([axes.backward(R), *slopes]) + penalty * X
         value = (W * loss.value(F, Y)).sum(axis=0) + (penalty * X**2).sum(axis=0) / 2
         curvature = (W * loss.second(F, Y)).sum(axis=0)
-        # No less than the curvature of one row: a hinge may have none in any row.
+        # At least the curvature of one row: a hinge may have no curvature in any row.
         B = np.maximum(curvature, loss.curvature / axes.n) * spread + penalty
         return value, G, F, B
 
@@ -480,7 +487,7 @@ def _minimise(
     def scaled(z: Array) -> tuple[float, Array]:
         nonlocal X, now, calls
         root = np.sqrt(B / unit)
-        if z.any():  # 0 is the origin, and known
+        if z.any():  # 0 is the origin, whose value is known
             X = origin + z.reshape(X.shape) / root
             now, calls = evaluate(X), calls + 1
         return float((now[0] / unit).sum()), (now[1] / unit / root).ravel()
@@ -503,6 +510,6 @@ def _minimise(
         best = origin + result.x.reshape(X.shape) / np.sqrt(B / unit)
         if (best != X).any():  # a line search failed, and X is where it last looked
             X, now = best, evaluate(best)
-        if not result.nit:  # rounding hides every descent
+        if not result.nit:  # every possible descent is below rounding
             break
     return X, now[2], close()

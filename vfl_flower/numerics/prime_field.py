@@ -47,14 +47,14 @@ class PrimeField:
         object.__setattr__(self, "p", p)
 
     def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Return ``a + b`` modulo p, elementwise, in `out` if given, which may be `a`."""
+        """Return ``a + b`` modulo p, elementwise; `out`, if given, may be `a`."""
         with np.errstate(over="ignore"):
             total = np.add(a, b, out=out)
             # Where total < p, total - p wraps round to a larger number.
             return np.asarray(np.minimum(total, total - np.uint64(self.p), out=out))
 
     def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Return ``a - b`` modulo p, elementwise, in `out` if given, as in `add`."""
+        """Return ``a - b`` modulo p, elementwise, with `out` as in `add`."""
         with np.errstate(over="ignore"):
             total = np.subtract(a, b, out=out)
             return np.asarray(np.minimum(total, total + np.uint64(self.p), out=out))

@@ -1,13 +1,13 @@
-r"""Random features of a kernel over split columns, each party's part from its own seed.
+r"""Random features of a kernel over split columns; each party draws from its own seed.
 
-The symbols are those of [1]: for a kernel k(x - x') with k(0) = 1, frequencies omega_j
-drawn from its Fourier transform and phases b_j uniform on a turn, eq. 2 and 3 are
+The symbols are those of [1]. For a kernel k(x - x') with k(0) = 1, frequencies omega_j
+drawn from its Fourier transform and phases b_j uniform on a full turn, eq. 2 and 3 are
 
     phi_j(x) = sqrt(2) cos(omega_j^T x + b_j),    E[phi_j(x) phi_j(x')] = k(x - x').
 
-Both kernels here are products over the columns, so party l draws the part of omega_j
-for its own columns, and a b_j of its own. The parties' angles, as fractions of a turn,
-add up modulo 1 to the angle of the row.
+Both kernels here are products over the columns, so party l draws the components of
+omega_j for its own columns, and its own b_j. The parties' angles, as fractions of a
+full turn, add up modulo 1 to the angle of the row.
 
 [1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated Doubly Stochastic Kernel Learning for
 Vertically Partitioned Data", KDD 2020.
@@ -33,10 +33,10 @@ Kernel = Literal["gaussian", "laplacian"]
 """exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) of bandwidth s."""
 
 CHUNK = 64
-"""Features that are generated together. Changing it changes each seed's features."""
+"""Number of features generated together. A new value changes each seed's features."""
 
 TILE = 2**20
-"""Numbers in a tile of partial products; smaller tiles are no faster."""
+"""Number of values in a tile of partial products; smaller tiles are no faster."""
 
 DTYPES: dict[int, np.dtype[Any]] = {
     8: np.dtype(np.uint8),
@@ -44,30 +44,32 @@ DTYPES: dict[int, np.dtype[Any]] = {
     32: np.dtype(np.uint32),
     64: np.dtype(np.float64),
 }
-"""Bits of an angle and its type."""
+"""Type of an angle, by its number of bits."""
 
 ROUND = {4: 1.5 * 2.0**23, 8: 1.5 * 2.0**52}
-"""By bytes of a float p: p + ROUND has rint(p) in its low bits, in two's complement."""
+"""By byte size of a float p: the low bits of p + ROUND are rint(p), in two's
+complement."""
 
 
 @dataclass(repr=False, eq=False)
 class RandomFeatures:
-    """A party's part of the random features phi_1, phi_2, ... (eq. 2 and 3 of [1]).
+    """A party's omega_j and b_j of random features phi_j (eq. 2 and 3 of [1]).
 
     Frequencies omega_j are Gaussian or Cauchy (see `Kernel`) for the party's d
     columns. The bandwidth s, in the unit of the columns, is the same at all parties.
     Whoever knows the seed, from 0 to 2^128 - 1, knows the party's omega_j and b_j. With
     `orthogonal` the Gaussian omega_j are drawn in blocks of min(d, 64) orthogonal
-    directions [2]; each omega_j is N(0, I / s^2) all the same. `density` is the
-    probability, in (0, 1], with which a frequency has a column; the others do not count
-    in its feature. The kernel of one column k becomes ``1 - density + density k``, and
-    that of all is still the product. Raises ValueError if the bandwidth is not positive
-    and finite.
+    directions [2]; each single omega_j is still N(0, I / s^2). `density` is the
+    probability, in (0, 1], that a frequency uses a column; its feature ignores the
+    other columns. The kernel k of one column becomes ``1 - density + density k``, and
+    the kernel of all columns is still the product. Raises ValueError if the bandwidth
+    is not positive and finite.
 
     Features 64 c to 64 c + 63 come from the Philox generator with the seed as its key
-    and c in the second word of its counter. So ranges can be made in any order. Normal
-    and Cauchy numbers are made here from the generator's raw words, whose stream NumPy
-    guarantees, unlike that of its own normal numbers: a model outlives a NumPy version.
+    and c in the second word of its counter. So ranges can be generated in any order.
+    Normal and Cauchy numbers are computed here from the generator's raw words: NumPy
+    guarantees the stream of raw words, but not the stream of its own normal numbers,
+    and a model outlives a NumPy version.
     """
 
     kernel: str
@@ -88,8 +90,8 @@ class RandomFeatures:
     def weights(self, start: int, stop: int) -> tuple[Array, Array]:
         """Return omega_j, (stop - start, d), and b_j, (stop - start,), float64.
 
-        Frequencies are in radians per unit of a column, phases in [0, 1), in turns.
-        Raises ValueError if the range is empty or starts below 0.
+        Frequencies are in radians per unit of a column; phases are in full turns, in
+        [0, 1). Raises ValueError if the range is empty or starts below 0.
         """
         _check_range(start, stop)
         first, last = start // CHUNK, -(-stop // CHUNK)
@@ -123,21 +125,22 @@ class RandomFeatures:
         bits: int,
         rows: Array | None = None,
     ) -> Array:
-        """Return the partial angles omega_j^T x + b_j as fractions of a turn.
+        """Return the partial angles omega_j^T x + b_j as fractions of a full turn.
 
         X, (n, d), are the party's columns. `rows`, (m,), are the rows of X to use, in
-        this order, repeats allowed (default: all). The result has the shape
-        (m, stop - start). With 8, 16 or 32 `bits` it has unsigned integers of that
-        size, the nearest in units of 2^-bits of a turn, whose sums wrap; with 64 it has
-        float64 turns in [0, 1). Raises ValueError if an argument is not as above, or a
-        value of X or of its products with the frequencies is not finite.
+        this order, with repeats allowed (default: all rows). The result has the shape
+        (m, stop - start). With 8, 16 or 32 `bits` it holds unsigned integers of that
+        size: the angles rounded to units of 2^-bits of a turn, whose sums wrap around.
+        With 64 bits it holds float64 fractions of a turn in [0, 1). Raises ValueError
+        if an argument is not as above, or if a value of X or of its products with the
+        frequencies is not finite.
 
-        At 8 and 16 bits the products are in float32 where the largest of the block
-        cannot pass 2^20 units (16 turns at 16 bits): an angle is then off by half a
-        unit and some hundredths at most for standardised columns, and the angles of a
-        row may differ by a unit when other rows are computed with it. All other
-        products are in float64; above 2^51 units (2^35 turns at 16 bits, 2^19 at 32)
-        the angle is that of the rounded product.
+        At 8 and 16 bits the products are computed in float32 if the largest product of
+        the block cannot exceed 2^20 units (16 turns at 16 bits). For standardised
+        columns, the error of an angle is then at most half a unit and some hundredths,
+        and the angles of a row may differ by a unit if different rows are computed with
+        it. All other products are computed in float64. Above 2^51 units (2^35 turns at
+        16 bits, 2^19 turns at 32 bits) the angle is that of the rounded product.
         """
         if bits not in DTYPES:
             raise ValueError(f"bits must be 8, 16, 32 or 64, got {bits}")
@@ -149,7 +152,7 @@ class RandomFeatures:
         chosen, d = RowBlocks(X, rows=rows), self.n_columns
         _check_range(start, stop)
         n = len(chosen)
-        unit = 1.0 if bits == 64 else 2.0**bits  # of angles, in a turn
+        unit = 1.0 if bits == 64 else 2.0**bits  # units of an angle per turn
         limit = TILE // 4 // (d + 1)  # rows of X, or features, that take 2 MiB
         r = max(1, min(2048, limit, n))
         c = max(1, min(TILE // r, limit) // CHUNK) * CHUNK
@@ -166,7 +169,7 @@ class RandomFeatures:
         for low in range(start - start % CHUNK, stop, c):
             low, high = max(low, start), min(low + c, stop)
             omega, b = self.weights(low, high)
-            W = np.empty((d + 1, high - low))  # the last row meets the ones in A
+            W = np.empty((d + 1, high - low))  # the last row multiplies the ones in A
             np.multiply(omega.T, unit / (2 * np.pi), out=W[:d])
             np.multiply(b, unit, out=W[d])
             with np.errstate(over="ignore"):
@@ -175,7 +178,7 @@ class RandomFeatures:
                 raise ValueError(
                     "X must be small enough for finite products with the frequencies"
                 )
-            # No factor may leave the range of float32, even where products are small.
+            # No factor may leave the range of float32, even if products are small.
             factors = max(largest.max(), np.abs(W).max())
             single = bits <= 16 and bound < 2**20 and factors < 2**60
             A, P = buffers[0 if single else 1]
@@ -196,7 +199,7 @@ def features(angles: Array, *, out: Array | None = None) -> Array:
 
     The angles, of any shape, are those of `RandomFeatures.angles`, summed over the
     parties; the features lack the factor 1 / sqrt(M) of a mean over M features. Raises
-    ValueError if the angles have another type.
+    ValueError if the angles have a different type.
     """
     if angles.dtype not in DTYPES.values():
         raise ValueError(
@@ -206,7 +209,7 @@ def features(angles: Array, *, out: Array | None = None) -> Array:
     if out is None:
         out = np.empty(angles.shape)
     if angles.dtype.itemsize <= 2:
-        # All indices are in the table; "clip" is the mode without a check of them.
+        # All indices are in the table; the mode "clip" does not check them.
         np.take(_table(angles.dtype.itemsize), angles, out=out, mode="clip")
         return out
     turn = 1.0 if angles.dtype.kind == "f" else 2.0**32
@@ -217,7 +220,10 @@ def features(angles: Array, *, out: Array | None = None) -> Array:
 
 
 def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
-    """Return P pairs of different row numbers, (2, P); ValueError if n is below 2."""
+    """Return P = `count` pairs of different row numbers, shape (2, P).
+
+    Raises ValueError if `n` is below 2.
+    """
     if n < 2:
         raise ValueError(f"n must be at least 2 to make a pair of rows, got {n}")
     i, j = rng.integers(n, size=count), rng.integers(n - 1, size=count)
@@ -225,11 +231,12 @@ def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
 
 
 def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
-    """Return a party's addends of the distances of row pairs, float64, shape (P,).
+    """Return a party's contributions to the distances of row pairs, float64, (P,).
 
-    It is the sum over the party's columns, (n, d), of (x - x')^2 for "gaussian", or of
-    |x - x'| for "laplacian". `pairs`, (2, P), are row numbers. Raises ValueError if X
-    is not a real matrix, `pairs` does not fit it, or a distance is not finite.
+    A contribution is the sum over the party's columns, (n, d), of (x - x')^2 for
+    "gaussian", or of |x - x'| for "laplacian". `pairs`, (2, P), are row numbers. Raises
+    ValueError if X is not a real matrix, `pairs` does not fit X, or a distance is not
+    finite.
     """
     power = 2 if kernel == "gaussian" else 1
     first, second = RowBlocks(X, rows=pairs[0]), RowBlocks(X, rows=pairs[1])
@@ -239,18 +246,18 @@ def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
         distances = np.concatenate([np.zeros(0), *parts])
     if not np.isfinite(distances).all():
         raise ValueError(
-            "X must be small enough for finite distances of rows: standardise the "
-            "columns, or set a bandwidth"
+            "X must be small enough for finite distances between rows: standardise "
+            "the columns, or set a bandwidth"
         )
     return distances
 
 
 def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> float:
-    """Return the bandwidth by the median heuristic.
+    """Return the bandwidth according to the median heuristic.
 
     For the Gaussian kernel s = sqrt(median / 2), so that k = exp(-|x - x'|^2 / median);
     for the Laplacian kernel s = median. The distances, (P,), are summed over the
-    parties; `resolution` is their step, where they come from a fixed-point sum. Raises
+    parties; `resolution` is their step if they come from a fixed-point sum. Raises
     ValueError if the median is 0, not finite, or below 2^20 steps.
     """
     median = float(np.median(distances))
@@ -261,7 +268,7 @@ def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> 
         )
     if not 0 < median < math.inf:
         raise ValueError(
-            "the median distance of rows must be positive and finite, got "
+            "the median distance between rows must be positive and finite, got "
             f"{median:g}: set a bandwidth"
         )
     return math.sqrt(median / 2) if kernel == "gaussian" else median
@@ -269,11 +276,11 @@ def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> 
 
 def _check_range(start: int, stop: int) -> None:
     if not 0 <= start < stop:
-        raise ValueError(f"features must be a range from 0 up, got {start} to {stop}")
+        raise ValueError(f"range must have 0 <= start < stop, got {start} to {stop}")
 
 
 def _normal(uniform: Array) -> Array:
-    """Return Box-Muller normal numbers from uniform ones, (chunks, m) with m even."""
+    """Return normal from uniform numbers, (chunks, m) with m even, by Box-Muller."""
     half = uniform.shape[1] // 2
     radius = np.sqrt(-2 * np.log(uniform[:, :half]))
     turn = 2 * np.pi * uniform[:, half:]
@@ -284,8 +291,8 @@ def _orthogonal(G: Array) -> Array:
     """Return blocks of orthogonal rows, each with the length of its original row.
 
     The length of a row g of G, (blocks, p, d), is independent of its direction, and the
-    Gram-Schmidt process uses directions alone: |g| q is N(0, I) as g is. QR gives the
-    result of that process where the diagonal of R is positive; else signs differ.
+    Gram-Schmidt process uses only directions. So |g| q is N(0, I), like g. QR gives the
+    result of that process if the diagonal of R is positive; otherwise signs differ.
     """
     Q, R = np.linalg.qr(G.transpose(0, 2, 1))
     signs = np.sign(np.diagonal(R, axis1=1, axis2=2))
@@ -294,9 +301,10 @@ def _orthogonal(G: Array) -> Array:
 
 
 def _wrap(product: Array, out: Array, small: bool) -> None:
-    """Round products in units to whole ones modulo a turn, or turns to [0, 1).
+    """Round products to whole units modulo a full turn, or reduce turns to [0, 1).
 
-    `small`: all are below 2^51 in size (2^22 for float32). `product` is overwritten.
+    If `small` is true, all products are below 2^51 in absolute value (2^22 for
+    float32). `product` is overwritten.
     """
     if out.dtype.kind == "f":
         np.floor(product, out=out)
@@ -313,16 +321,17 @@ def _wrap(product: Array, out: Array, small: bool) -> None:
 
 @cache
 def _table(itemsize: int) -> Array:
-    """Return sqrt(2) cos of all angles of one or two bytes."""
+    """Return sqrt(2) cos of every angle of one or two bytes."""
     count = 2 ** (8 * itemsize)
     turns = np.arange(count) / count
     return np.asarray(math.sqrt(2) * np.cos(2 * np.pi * turns))
 
 
 def taken(angles: Array, multiple: int) -> Array:
-    """Return `multiple` times each angle, modulo a turn: at a bandwidth divided by it.
+    """Return each angle times `multiple`, modulo a full turn.
 
-    It multiplies their quantisation too.
+    These are the angles at the bandwidth divided by `multiple`. Their quantisation
+    errors are also multiplied.
     """
     if multiple == 1:
         return angles

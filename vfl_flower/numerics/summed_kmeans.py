@@ -1,24 +1,27 @@
 r"""k-means of rows that several parties hold, from sums over all parties alone.
 
-Lloyd's iteration [1] needs of the rows h_i only the sum and the size of each cluster,
-so parties that can add under masks run it with one sum a pass, for all starts at once.
-But sums of two passes, or of two starts, whose clusters differ by one row have that
-row as their difference [2]. Therefore a party sends of cluster l in each pass
+Lloyd's iteration [1] needs only the size of each cluster and the sum of its rows h_i.
+So parties that can add under masks run it with one sum per pass, for all starts at
+once. But if the clusters of two passes, or of two starts, differ by one row, the
+difference of their sums is that row [2]. Therefore, in each pass a party sends for
+cluster l
 
-    sum_i a_i h_i + z   and   sum_i a_i,
+    sum_i a_i h_i + z   and   sum_i a_i.
 
-where a_i is 1 for each row of the cluster with probability 1/2, by a coin that only the
-party knows and that is thrown again in each pass, and z is normal: over all parties it
-has the second moments of one row. Two such sums differ by about half of the rows of
-both clusters; the coins cost a share 1 / n of a cluster's cost.
+For each row of the cluster, a_i is 1 with probability 1/2, by a coin that only the
+party knows and tosses again in each pass. z is normal noise, which over all parties has
+the second moments of one row. Two such sums differ by about half of the rows of both
+clusters. The coins increase a cluster's cost by a share 1 / n of it.
 
-Differs from [1] in: 1. The seeds are normal, with mean and covariance of the rows: no
-row is a seed. 2. The coins and z. 3. A cluster of fewer than `LEAST_ROWS` rows of all
-parties together sends no sum. Sizes are known one pass late, so a cluster also counts
-rows that it had one pass before and has lost (`leavers`): a sum is over rows drawn from
-`LEAST_ROWS` at least even if all have left. 4. A centre of fewer rows moves to the
-largest cluster, as in the splitting of [3]. 5. Of the starts, the worse half ends every
-`HALVING` passes [4]: fewer sums leave, and the best start has the longest run.
+Differences from [1]: 1. The seeds are drawn from a normal distribution with the mean
+and covariance of the rows, so no row is a seed. 2. The coins and z are added. 3. If a
+cluster has fewer than `LEAST_ROWS` rows of all parties together, its sum is not sent.
+Sizes are known one pass late, so a cluster's sum may also include rows that were in the
+cluster one pass before and have left it (`leavers`). So the rows of a sum are drawn
+from at least `LEAST_ROWS` rows, even if all of these have left. 4. A centre with fewer
+rows moves to the largest cluster, as in the splitting of [3]. 5. Every `HALVING` passes
+the worse half of the starts is dropped [4]: fewer sums leave, and the best start runs
+longest.
 
 [1] S. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information
 Theory, 1982.
@@ -48,17 +51,17 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 LEAST_ROWS = 20
-"""Minimum number of rows, of all parties, of a cluster that sends its sum."""
+"""Minimum number of rows, over all parties, in a cluster whose sum is sent."""
 SHARE = 0.5
 """Probability that a row of a cluster is in its sum."""
 NOISE = 1.0
-"""Scale of z: its second moments over those of one row."""
+"""Scale of z: the ratio of its second moments to those of one row."""
 LEAVERS = 40
-"""Maximum number of rows in the mean that replace rows that left a cluster."""
+"""Maximum mean number of rows in a cluster's sum that have left the cluster."""
 HALVING = 3
-"""Passes that move centres before the worse half of starts is dropped."""
+"""Number of passes that move centres before the worse half of starts is dropped."""
 PATIENCE = 3
-"""Passes without a lower cost after which the last start stops."""
+"""Number of passes without a lower cost after which the last start stops."""
 TOLERANCE = 1e-3
 """Share by which a cost must be lower to count as lower."""
 
@@ -66,18 +69,18 @@ TOLERANCE = 1e-3
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Sums of one pass over the rows, of one party or of all."""
+    """Sums of one pass over the rows, for one party or for all parties."""
 
     inertia: Array
-    """sum_i min_l |h_i - c_l|^2 of each start, within about that of one row, (a,)."""
+    """sum_i min_l |h_i - c_l|^2 of each start, with noise of about one term, (a,)."""
     sizes: Array
-    """Rows of each cluster, shape (a, k)."""
+    """Number of rows in each cluster, shape (a, k)."""
     counts: Array | None = None
-    """sum_i a_i, rows in the sum, (a, k); None in the first pass."""
+    """sum_i a_i, the number of rows in each sum, (a, k); None in the first pass."""
     sums: Array | None = None
-    """sum_i a_i h_i + z, shape (a, k, s); 0 for a cluster that sends no sum."""
+    """sum_i a_i h_i + z, shape (a, k, s); 0 for a cluster whose sum is not sent."""
     silhouettes: Array | None = None
-    """Sum of the rows' `simplified_silhouettes`, (a,), within about that of one row."""
+    """Sum of the rows' `simplified_silhouettes`, with noise of about one term, (a,)."""
 
 
 @shapes_only
@@ -88,11 +91,11 @@ class Request:
     centers: Array
     """The centres of each start, shape (a, k, s)."""
     last: Array | None = None
-    """The centres of the pass before, shape (a, k, s); None in the first pass."""
+    """The centres of the previous pass, shape (a, k, s); None in the first pass."""
     sizes: Array | None = None
-    """With `last`: all parties' rows of each cluster in the pass before, (a, k)."""
+    """With `last`: number of all parties' rows per cluster in that pass, (a, k)."""
     used: Array | None = None
-    """How many of the k centres each start has, (a,); the others are 0. None: all."""
+    """How many of the k centres each start uses, (a,); the rest are 0. None: all."""
 
 
 @shapes_only
@@ -101,7 +104,7 @@ class Clustering:
     """The result of `summed_kmeans`."""
 
     centers: Array
-    """Those of the lowest cost over all starts and passes, shape (k, s)."""
+    """The centres with the lowest cost over all starts and passes, shape (k, s)."""
     passes: int
     small: float
     """Share of the clusters of all starts that never had `LEAST_ROWS` rows."""
@@ -112,16 +115,16 @@ class Clustering:
 def random_centers(
     mean: Array, covariance: Array, size: tuple[int, int], rng: np.random.Generator
 ) -> Array:
-    """Draw centres, (a, k, s), from the normal distribution of the rows.
+    """Draw centres, (a, k, s), from a normal distribution.
 
-    It has their mean, (s,), and covariance, (s, s); `size` is (a, k).
+    The distribution has the rows' mean, (s,), and covariance, (s, s); `size` is (a, k).
     """
     draws = rng.standard_normal((*size, len(mean)))
     return np.asarray(mean + draws @ _root(covariance))
 
 
 def _root(covariance: Array) -> Array:
-    """Return Q, Q^T Q = covariance; eigenvalues below 0, by rounding, count as 0."""
+    """Return Q with Q^T Q = covariance; eigenvalues below 0 by rounding count as 0."""
     values, vectors = np.linalg.eigh(covariance)
     return np.asarray(np.sqrt(np.maximum(values, 0))[:, None] * vectors.T)
 
@@ -129,9 +132,10 @@ def _root(covariance: Array) -> Array:
 def leavers(sizes: Array) -> Array:
     """Return the probability that a row that left a cluster is in its sum, (a, k).
 
-    That is min(1/2, 40 / size), where `sizes`, (a, k), are the rows of each cluster at
-    all parties one pass before: 1/2, as for a row of the cluster, up to 80 rows. With
-    all rows that have left, centres are slow to move.
+    The probability is min(1/2, 40 / size), where `sizes`, (a, k), are the numbers of
+    all parties' rows in each cluster one pass before. Up to 80 rows it is 1/2, as for a
+    row of the cluster. If a sum included all rows that have left, centres would be slow
+    to move.
     """
     return np.asarray(np.minimum(SHARE, LEAVERS / np.maximum(sizes, 1)))
 
@@ -141,9 +145,9 @@ def part_of_pass(
 ) -> Pass:
     """Return a party's sums of a pass over its rows H, (n, s).
 
-    `rng`, another one in each pass, draws the coins and the noise, which adds up over
-    the `n_parties` parties. Inertia and silhouettes have noise whose square is that of
-    a row's share in the mean.
+    `rng`, a different one in each pass, draws the coins and the noise, which adds up
+    over the `n_parties` parties. The noise in inertia and silhouettes has, over all
+    parties, the mean square of a single row's term.
     """
     last, sizes = request.last, request.sizes
     (a, k, s), n = request.centers.shape, len(H)
@@ -198,9 +202,9 @@ def summed_kmeans(
 ) -> Clustering:
     """Cluster rows of which only sums are known.
 
-    `ask` is called once a pass, and returns the sums over all parties of
-    `part_of_pass`. `mean`, (s,), and `covariance`, (s, s), are those of the rows,
-    `n_init` is the number of starts. The first pass moves no centre.
+    `ask` is called once per pass, and returns the sums over all parties of
+    `part_of_pass`. `mean`, (s,), and `covariance`, (s, s), are those of the rows;
+    `n_init` is the number of starts. The first pass moves no centres.
     """
     passes = _passes(k, mean, covariance, rng, n_init, most_passes)
     request = next(passes)
@@ -223,10 +227,10 @@ def chosen_kmeans(
 ) -> Clustering:
     """Cluster rows of which only sums are known, with the best number of clusters.
 
-    One pass serves the starts of all k from 2 to `most`. Of each k the best start is
-    kept, and of these the one with the largest simplified silhouette, which [5] finds
-    to be the better measure than the full silhouette for k-means of different k. Each k
-    has a stream of its own from `rng`, and `n_init` starts.
+    Each pass serves the starts of all k from 2 to `most`. For each k the best start is
+    kept, and the result is the kept start with the largest simplified silhouette. For
+    comparing different k in k-means, [5] finds this measure better than the full
+    silhouette. Each k has a separate stream from `rng`, and `n_init` starts.
     """
     running = {
         k: _passes(k, mean, covariance, stream, n_init, most_passes)
@@ -254,7 +258,7 @@ def _joined(requests: dict[int, Request], most: int) -> Request:
 
     def padded(name: str) -> Any:
         arrays = [getattr(request, name) for request in requests.values()]
-        if arrays[0] is None:  # in the first pass, which is that of all k
+        if arrays[0] is None:  # in the first pass, which is the first of all k
             return None
         rest = [(0, 0)] * (arrays[0].ndim - 2)
         widths = [[(0, 0), (0, most - array.shape[1]), *rest] for array in arrays]
@@ -266,8 +270,8 @@ def _joined(requests: dict[int, Request], most: int) -> Request:
 
 
 def _part(total: Pass, starts: slice, k: int) -> Pass:
-    """Return the sums of some starts, of k clusters each."""
-    places = starts, slice(k)  # the second axis, where there is one, is of clusters
+    """Return the sums of some starts, with k clusters each."""
+    places = starts, slice(k)  # the second axis, if any, is the clusters
 
     def part(sums: Any) -> Any:
         return None if sums is None else sums[places[: sums.ndim]]
@@ -308,13 +312,13 @@ def _passes(
         moved = _moved(centers, result)
         for j in remaining:
             small = now[j] < LEAST_ROWS
-            # As far apart as the rows of a cluster in the mean.
+            # As far apart as the rows of a cluster are on average.
             within = max(float(result.inertia[j]), 0.0) / now[j].sum()
             share = math.sqrt(within / spread) if spread > 0 else 0.0
             shift = rng.standard_normal((k, len(mean))) @ root
             moved[j, small] = moved[j, now[j].argmax()] + share * shift[small]
         starts, last, centers = starts[remaining], centers[remaining], moved[remaining]
-        # A new centre has no rows of a pass before.
+        # A new centre had no rows in the pass before.
         sizes = np.where(now[remaining] < LEAST_ROWS, 0, now[remaining])
     return Clustering(best, t + 1, 1 - float(large.mean()), silhouette)
 
