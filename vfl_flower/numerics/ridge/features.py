@@ -1,8 +1,8 @@
 """Features of a kernel model that is solved from sums of products.
 
-Two kinds of features make the model: *joint* ones, pairs of a cosine and a sine of an
-angle that is a sum over all parties, at one or several bandwidths; and *local* ones,
-which each party makes of its own columns.
+The model has two kinds of features. *Joint* features are pairs of a cosine and a sine
+of an angle that is a sum over all parties, at one or several bandwidths. *Local*
+features are derived by each party from its own columns.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from vfl_flower.numerics.ridge.local_columns import (
 from vfl_flower.typing import Array
 
 _LOCAL = "local_"
-"""Prefix of a field of the local columns in a party's local model."""
+"""Prefix of the fields for local columns in a party's local model."""
 
 
 def cumulants(X: Array, kernel: Kernel, rng: np.random.Generator) -> Array:
-    """Return mean, variance and third central moment of distances of rows, (3,).
+    """Return mean, variance and third central moment of distances between rows, (3,).
 
-    They are squared Euclidean ones for "gaussian" and L1 for "laplacian", between each
-    row of the scaled columns X, (n, d), and a random other one. Of parties whose
-    columns are independent of each other they add up to those of the distances.
+    Distances are squared Euclidean for "gaussian" and L1 for "laplacian", between each
+    row of the scaled columns X, (n, d), and a random different row. If the parties'
+    columns are independent of each other, the parties' cumulants add up to the
+    cumulants of the distances over all columns.
     """
     order = rng.permutation(len(X))
     distances = pair_distances(X, np.stack([order, np.roll(order, 1)]), kernel)
@@ -43,7 +44,8 @@ def cumulants(X: Array, kernel: Kernel, rng: np.random.Generator) -> Array:
 def median_of(cumulants: Array) -> float:
     """Return the median of distances, k_1 - k_3 / (6 k_2) by Cornish and Fisher.
 
-    Where the tail is so heavy that this fails, it is a quarter of the mean.
+    If the tail is so heavy that this formula fails, the result is a quarter of the
+    mean.
     """
     mean, variance, third = cumulants.tolist()
     skew = third / (6 * variance) if variance > 0 else 0.0
@@ -57,10 +59,11 @@ def joint_features(
     densities: Sequence[float],
     seed: int,
 ) -> list[RandomFeatures]:
-    """Return a party's part of the joint features of d scaled columns, by bandwidth.
+    """Return a party's random features for the joint features, one per bandwidth.
 
-    `densities` are the probabilities with which an angle has a column; the seeds of all
-    bandwidths follow from `seed`, the party's secret.
+    `d` is the number of the party's scaled columns. `densities` are the probabilities
+    that an angle uses a column. The seeds of all bandwidths follow from `seed`, the
+    party's secret.
     """
     pairs = zip(bandwidths, densities, strict=True)
     return [
@@ -76,10 +79,10 @@ def joint_angles(
     bits: int,
     multiple: int = 1,
 ) -> Array:
-    """Return a party's addends of the angles of all joint features, (n, sum of counts).
+    """Return a party's terms of the angles of all joint features, (n, sum of counts).
 
     X, (n, d), are scaled columns; see :meth:`RandomFeatures.angles` for `bits`. Each
-    angle is multiplied by `multiple`, as if the bandwidths were so many times smaller.
+    angle is multiplied by `multiple`, as if the bandwidths were divided by it.
     """
     pairs = zip(joint, counts, strict=True)
     angles = np.hstack([part.angles(X, 0, count, bits) for part, count in pairs])
@@ -89,7 +92,7 @@ def joint_angles(
 def joint_frequencies(joint: Sequence[RandomFeatures], counts: Sequence[int]) -> Array:
     """Return a party's block of the frequencies, (sum of counts, d), times bandwidths.
 
-    In radians per unit of the scaled columns.
+    The result is in radians per unit of the scaled columns.
     """
     pairs = zip(joint, counts, strict=True)
     return np.vstack([part.bandwidth * part.weights(0, m)[0] for part, m in pairs])
@@ -98,9 +101,10 @@ def joint_frequencies(joint: Sequence[RandomFeatures], counts: Sequence[int]) ->
 def part_angles(
     part: Mapping[str, Any], fitted: LocalColumns, X: Array, bits: int
 ) -> Array:
-    """Return the angles of rows X, (n, d), by a party's part of a model, (n, angles).
+    """Return a party's terms of the angles of rows X, (n, d), shape (n, angles).
 
-    Missing values of X are NaN; `fitted` are the party's local columns.
+    `part` is the party's local model. Missing values of X are NaN; `fitted` is the map
+    to the party's local columns.
     """
     Z, seed = scaled_columns(fitted, X), int(part["seed"], 16)
     settings = part["bandwidths"], part["densities"]
@@ -130,7 +134,7 @@ def unpack_local(part: Mapping[str, Any]) -> LocalColumns:
 def decision_function(
     parts: Sequence[Mapping[str, Any]], blocks: Sequence[Array]
 ) -> Array:
-    """Return the scores of rows, (n, K), in the unit of y, from all parts of a model.
+    """Return the scores of rows, (n, K), in the unit of y, from all local models.
 
     `blocks` are the columns of each party, (n, d_j), in party order like `parts`.
     """

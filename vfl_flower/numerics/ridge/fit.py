@@ -1,18 +1,19 @@
-r"""Ridge regression from one Gram matrix of the rows, and nothing else.
+r"""Ridge regression from only one Gram matrix of the rows.
 
 Only the sums of products are known,
 
 .. math:: G = [\Phi, Y, 1]^T [\Phi, Y, 1],
 
-with M features, K targets and a column of ones. The features come in blocks, and block
-b has a penalty :math:`d_b` of its own, so its kernel has the weight :math:`1 / d_b`:
+with M features, K targets and a column of ones. The features come in blocks. Each block
+b has its own penalty :math:`d_b`, so its kernel has the weight :math:`1 / d_b`:
 
 .. math:: W = A^{-1} C, \qquad A = S + n D, \quad S = \Phi_c^T \Phi_c, \quad
     C = \Phi_c^T Y_c,
 
-about the means of the rows. The penalties have the largest *evidence*: the probability
-of the targets, where weights are normal with the variances :math:`1 / d_b` in units of
-that of the residuals, which is integrated out [1], [2]. Its negative logarithm is
+where sums are about the means of the rows. The penalties maximise the *evidence*: the
+probability of the targets if the weights are normal with the variances :math:`1 / d_b`
+in units of the residual variance, which is integrated out [1], [2]. The negative
+logarithm of the evidence is
 
 .. math:: \ell(d) = \sum_k \tfrac{n-1}2 \log(T_{kk} - C_k^T A^{-1} C_k)
     + \tfrac K2 (\log |A| - \log |n D|), \qquad T = Y_c^T Y_c,
@@ -21,24 +22,24 @@ that of the residuals, which is integrated out [1], [2]. Its negative logarithm 
     \sum_k \tfrac{n-1}2 \frac{W_{jk}^2}{T_{kk} - C_k^T W_k} + \tfrac K2 (A^{-1})_{jj}
     \Big) - \tfrac K2 M_b.
 
-The scores g of a row without that row are approximately those of generalised
+The scores g of a row from a fit without that row are approximated by generalised
 cross-validation [3],
 
 .. math:: y - g = \frac{y - f}{1 - \nu / n}, \qquad \nu = 1 + M
     - n \sum_j d_{b(j)} (A^{-1})_{jj},
 
-and their sums of products follow from G. Their mean squared error is the `error`.
+and their sums of products follow from G. Their mean squared error is `error`.
 
-Classes are columns of -1 and +1, one for two classes and one a class for more. Least
-squares estimate the probability of a class by (1 + f) / 2, so scores become
-probabilities by the line that fits the targets best by g; its values below `TAIL` of
-what the class has without the features shrink towards 0 and stay positive. Weights of
-classes need log odds: by linear discriminant analysis of g, whose class means and
-common covariance follow from the same sums. Weights of classes are other prior
-probabilities: the Gram matrix of rows with weights would need the weights, and so the
-classes, at all parties; and where the classes have one covariance, only the intercept
-changes, since the coefficients point along
-:math:`(S_w + n D)^{-1} (\mu_+ - \mu_-)` whatever the weights are.
+Classes are columns of -1 and +1: one column for two classes, and otherwise one column
+per class. Least squares estimates the probability of a class by (1 + f) / 2. So scores
+become probabilities by the linear function of g that fits the targets best. Values
+below `TAIL` times the part of the class's probability that the features do not explain
+shrink towards 0, but stay positive. Class weights need log odds, which come from linear
+discriminant analysis of g; the class means and the common covariance follow from the
+same sums. Class weights act as different prior probabilities. A Gram matrix of weighted
+rows would instead need the weights, and so the classes, at all parties. If the classes
+have the same covariance, weights change only the intercept, since the coefficients
+point along :math:`(S_w + n D)^{-1} (\mu_+ - \mu_-)` for any weights.
 
 References
 ----------
@@ -64,27 +65,29 @@ FitKind = Literal["continuous", "classes"]
 """Real targets, or -1 and +1."""
 
 STARTS = 10.0 ** np.arange(-6.0, 2.0)
-"""Penalties of all blocks, in the variance of a whole block, of which the best one
-starts the search."""
+"""Penalties tried for all blocks, in units of the variance of a whole block; the search
+starts from the best of these."""
 
 STEPS = 30
 """Maximum number of steps of a search over the penalties of the blocks."""
 
 THIN = 768
-"""Number of features beyond which the search begins with about so many of them. The
-kernel of a block is the same with fewer of its random features, and so is its weight;
-`POLISH` steps with all of them follow."""
+"""With more features than this number, the search begins with about this number of
+them. The kernel of a block, and so its weight, is the same with fewer random features.
+`POLISH` steps with all features follow."""
 
 POLISH = 5
-"""See `THIN`."""
+"""Number of the last steps, with all features; see `THIN`."""
 
 TAIL = 0.2
-"""Share of p_c (1 - R^2) below which a probability of class c is no longer linear: the
-features do not explain as much. Mean log loss on eight data sets, in that of logistic
-regression: 0.98 for 0.05 and 0.4, 0.97 for 0.1 and 0.2, 1.07 by log odds."""
+"""Share of p_c (1 - R^2), the unexplained part of p_c, below which a probability of
+class c is no longer linear. The mean log loss on eight data sets, relative to that of
+logistic regression, is 0.98 with 0.05 and 0.4, 0.97 with 0.1 and 0.2, and 1.07 with log
+odds."""
 
 SMALLEST, LARGEST = 1e-7, 1e3
-"""Penalties in the variance of a whole block: nearly nothing or all is left out."""
+"""Bounds on a penalty, in units of the variance of a whole block: almost nothing or
+almost everything is left out."""
 
 
 @shapes_only
@@ -101,24 +104,24 @@ class GramFit:
     error: Array
     """Mean squared error of g, shape (K,)."""
     variance: Array
-    """Mean squared error of the mean of the targets, shape (K,)."""
+    """Mean squared error of predicting the targets' mean, shape (K,)."""
     slope: Array | None = None
-    """Of classes, shape (K, K): ``scores @ slope + offset`` are probabilities up to
-    `tail`; without a tail log odds for one target, and for more, up to a constant a
-    row, logarithms of the probabilities."""
+    """For classes, shape (K, K). With a tail, ``scores @ slope + offset`` are
+    probabilities, except below `tail`. Without a tail they are log odds for one target,
+    and for more targets logarithms of the probabilities, up to a constant per row."""
     offset: Array | None = None
     tail: Array | None = None
-    """Probabilities below which those of a class shrink, shape (classes,)."""
+    """Bounds below which the probabilities of a class shrink, shape (classes,)."""
 
 
 def probabilities(
     scores: Array, slope: Array, offset: Array, tail: Array | None = None
 ) -> Array:
-    """Return the probability of each class, shape (rows, K); of one target, that of +1.
+    """Return the probability of each class, shape (rows, K); for one target, of +1.
 
-    Scores have the shape (rows, K); the others are those of :class:`GramFit`. Below its
-    tail t, a share x becomes ``t^2 / (2 t - x)``: continuous, with the slope 1 at t,
-    increasing and positive.
+    `scores` have the shape (rows, K); the other arguments are as in :class:`GramFit`.
+    A value x below the tail t of its class becomes ``t^2 / (2 t - x)``, which is
+    positive, increasing and continuous, with slope 1 at t.
     """
     logits = scores @ slope + offset
     if tail is not None:
@@ -164,16 +167,18 @@ def fit_gram(
 ) -> GramFit:
     r"""Choose the penalties by evidence, and fit.
 
-    `gram`, (M + K + 1, M + K + 1), has the sums of products of M features, in blocks of
-    these `sizes`, K targets and ones. Of classes the targets are -1 and +1: one for two
-    classes, else one a class. `class_weights`, (classes,), say how much a row of each
-    class counts, for the offset: of one target first -1, then +1; default: all alike.
-    `noise` are errors of G, relative to the lengths of the two columns: no penalty is
-    below ``10 noise sqrt(M)`` of the largest mean square of a feature of its block, ten
-    times what such errors can make of a direction without variance.
+    `gram`, (M + K + 1, M + K + 1), holds the sums of products of M features, in blocks
+    of these `sizes`, K targets and a column of ones. For classes the targets are -1 and
+    +1: one target for two classes, and otherwise one per class. `class_weights`,
+    (classes,), say how much a row of each class counts for the offset. For one target,
+    the weight of -1 comes first and that of +1 second. By default all classes count
+    alike. `noise` is the error of an entry of G relative to the lengths of its two
+    columns. No penalty is below ``10 noise sqrt(M)`` times the largest mean square of a
+    feature in its block, which is ten times the variance that such errors can create in
+    a direction without variance.
 
-    Memory is that of four matrices of order M beside `gram`. Raises ValueError if no
-    penalty gives a fit, or a class has no row.
+    The memory needed beside `gram` is four matrices of order M. Raises ValueError if no
+    penalty gives a fit, or a class has no rows.
     """
     M = sum(sizes)
     sums = _about_means(np.asarray(gram, np.float64), M)
@@ -187,7 +192,7 @@ def fit_gram(
         thin = _thinned(sizes, THIN)
         S, C, mean = sums.S[np.ix_(thin, thin)], sums.C[thin], sums.mean[thin]
         few = _Evidence(replace(sums, S=S, C=C, mean=mean), block[thin], floors)
-        # Fewer features of a block have less variance, in which its penalty is.
+        # A block with fewer features has less variance, the unit of its penalty.
         starts = [few.best(starts, STEPS)]
     logs = search.best(starts, POLISH if M > THIN else STEPS)
     penalties = np.exp(logs) * search.units
@@ -213,7 +218,7 @@ def fit_gram(
 
 
 class _Evidence:
-    """l as a function of the logarithms of penalties, in the variance of a block."""
+    """l as a function of log penalties, in units of the variance of a block."""
 
     def __init__(self, sums: _Sums, block: Array, floors: Array) -> None:
         self._sums, self._block, self._count = sums, block, len(floors)
@@ -243,7 +248,7 @@ class _Evidence:
         return float(loss), slope - K / 2 * self._sizes
 
     def best(self, starts: Sequence[Array], steps: int) -> Array:
-        """Return the best logarithms found in some steps from the best start."""
+        """Return the best logarithms found in `steps` steps from the best start."""
         from scipy.optimize import minimize
 
         lows, high = self._bounds
@@ -253,7 +258,7 @@ class _Evidence:
         if not np.isfinite(least):
             raise ValueError("gram must be a Gram matrix: no penalty yields a fit")
 
-        def loss(logs: Array) -> tuple[float, Array]:  # finite, as L-BFGS needs it
+        def loss(logs: Array) -> tuple[float, Array]:  # finite, as L-BFGS requires
             value, slope = self(logs)
             return min(value - least, 1e12), slope
 
@@ -269,7 +274,7 @@ class _Evidence:
 
 
 def _thinned(sizes: Sequence[int], most: int) -> Array:
-    """Return about `most` features: all of small blocks, some of large blocks."""
+    """Return about `most` features: all from small blocks, some from large blocks."""
     ordered = np.sort(sizes)
     limits = (most - np.cumsum(ordered) + ordered) / np.arange(len(sizes), 0, -1)
     limit = min([*limits[ordered > limits][:1], ordered[-1]])
@@ -300,7 +305,7 @@ def _factored(sums: _Sums, penalties: Array) -> tuple[Array, Array, Array]:
 @shapes_only
 @dataclass(frozen=True)
 class _Away:
-    """Sums over the n rows of the scores g, each without its row."""
+    """Sums over the n rows of the scores g, each from a fit without its row."""
 
     n: float
     mean: Array
@@ -321,7 +326,7 @@ class _Away:
 
 
 def _linear(away: _Away) -> tuple[Array, Array, Array]:
-    """Return slope, offset and tail of ``y = a + b g``, 0 <= b <= 1, of each target."""
+    """Return slope, offset and tail of ``y = a + b g``, 0 <= b <= 1, per target."""
     mean, n = away.mean, away.n
     variance = np.maximum(np.diag(away.squares) / n - mean**2, 1e-300)
     b = np.clip((np.diag(away.with_y) / n - mean**2) / variance, 0.0, 1.0)
@@ -336,8 +341,8 @@ def _linear(away: _Away) -> tuple[Array, Array, Array]:
 def _calibrated(away: _Away, class_weights: Array) -> tuple[Array, Array]:
     """Return slope and offset of log odds.
 
-    With class means mu_c and the common covariance V of the scores, the log of the
-    probability of c is, up to a constant,
+    With class means mu_c and the common covariance V of the scores, the logarithm of
+    the probability of class c is, up to a constant,
     ``f V^-1 mu_c - mu_c V^-1 mu_c / 2 + log p_c``.
     """
     n, K, y_mean, with_y = away.n, len(away.mean), away.mean, away.with_y

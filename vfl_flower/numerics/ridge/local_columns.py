@@ -1,17 +1,19 @@
-r"""Columns that a party makes of its own columns alone, for a Gram matrix.
+r"""Columns that a party derives from its own columns alone, for a Gram matrix.
 
-Who opens a Gram matrix reads a row where a column, or a combination of columns that it
-knows, is nonzero in that row alone. So each column here has a *support*: at least
+Whoever opens a Gram matrix can read a row if a known column, or a known combination of
+columns, is nonzero in that row alone. So each column here has a *support*: at least
 `least` rows differ from its most frequent value. Real columns are clipped at values
-that `REACHED` rows reach on either side, and at 8 standard deviations, so new rows are
-not far beyond those of training. No row has a leverage above a bound (:func:`bounded`,
-which the party calls on all columns that it lets go).
+that `REACHED` rows reach on either side, and at 8 standard deviations, so that new rows
+are not far beyond the training rows. No row has a leverage above a bound
+(:func:`bounded`, which the party applies to all columns that leave it).
 
 The columns are of three kinds:
 
-1. *values*: each column about its median, in units of 8 standard deviations;
-2. *intervals*: 1 where a value is between two quantiles, so the levels of 0/1 columns
-   and of columns of few values as well; rare ones are merged with a neighbour;
+1. *values*: the deviation of each column from its median, in units of 8 standard
+   deviations;
+2. *intervals*: 1 if a value is between two quantiles, so intervals also cover the
+   levels of 0/1 columns and of columns with few values; rare levels are merged with a
+   neighbour;
 3. *waves*: cosine and sine of random angles of the party's columns.
 """
 
@@ -26,16 +28,16 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CLIP = 8.0
-"""Largest distance from the median, in standard deviations."""
+"""Maximum distance from the median, in standard deviations."""
 
 WAVE_BANDWIDTH = 0.5
-"""Bandwidth of the waves, in the median distance of two rows over sqrt 2."""
+"""Bandwidth of the waves, as a multiple of the rows' median distance over sqrt 2."""
 
 REACHED = 5
-"""Rows that are at or beyond either end of a column, once clipped."""
+"""Number of rows at or beyond either end of a clipped column."""
 
 PAIRS = 2000
-"""Pairs of rows whose distances give the median."""
+"""Number of row pairs whose distances give the median."""
 
 Interval = tuple[float, float]
 
@@ -43,12 +45,12 @@ Interval = tuple[float, float]
 @shapes_only
 @dataclass(frozen=True)
 class LocalColumns:
-    """The map from a party's source columns to its local columns: arrays alone."""
+    """The map from a party's source columns to its local columns, in arrays only."""
 
     center: Array
-    """Median of each source column, shape (d,), once clipped."""
+    """Median of each clipped source column, shape (d,)."""
     scale: Array
-    """Standard deviation, shape (d,), once clipped; a scale of 0 makes the column 0."""
+    """Standard deviations after clipping, shape (d,); at 0 the column becomes 0."""
     lowest: Array
     highest: Array
     """Bounds at which values are clipped, shape (d,)."""
@@ -62,10 +64,10 @@ class LocalColumns:
     highs: Array
     """An interval is ``low < x <= high``, in the unit of its source column; (b,)."""
     frequencies: Array
-    """Those of the waves, shape (d, m), in radians per unit of the scaled columns."""
+    """Frequencies of the waves, (d, m), in radians per unit of the scaled columns."""
     muted: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Columns set to 0, since with the labels they would isolate a single row. They
-    count among the columns, whose number must not depend on labels."""
+    """Columns set to 0, because together with the labels they would isolate a single
+    row. They still count as columns, whose number must not depend on labels."""
 
     @property
     def n_columns(self) -> int:
@@ -80,7 +82,10 @@ class LocalColumns:
 
 
 def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
-    """Return X, (rows, d), in standard deviations from medians, to `CLIP`; NaN is 0."""
+    """Return X, (rows, d), in standard deviations from the medians, clipped at `CLIP`.
+
+    NaN becomes 0.
+    """
     X = np.clip(np.asarray(X, dtype=np.float64), fitted.lowest, fitted.highest)
     away = X - fitted.center
     scale = np.where(fitted.scale > 0, fitted.scale, 1.0)
@@ -89,7 +94,10 @@ def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
 
 
 def local_columns(fitted: LocalColumns, X: Array) -> Array:
-    """Return the columns of X, (rows, d), as (rows, n_columns), at most 1 in size."""
+    """Return the local columns, (rows, n_columns), of X, (rows, d).
+
+    Absolute values are at most 1.
+    """
     X = np.asarray(X, dtype=np.float64)
     Z = scaled_columns(fitted, X)
     at = X[:, fitted.interval_columns]
@@ -113,10 +121,10 @@ def fit_local_columns(
 ) -> LocalColumns:
     """Choose the columns from a party's training rows X, (n, d), with NaN for missing.
 
-    Of at most `most` columns values come first, then intervals, as many for each source
-    column as there is room for and at most `bins`, then `waves` frequencies at most, of
-    two columns each. At least `least` rows differ from the most frequent value of a
-    column, and no row has a leverage above `most_leverage`.
+    There are at most `most` columns. Values come first. Intervals follow, as many per
+    source column as there is room for, but at most `bins`. At most `waves` frequencies
+    come last, with two columns each. At least `least` rows differ from the most
+    frequent value of a column, and no row has a leverage above `most_leverage`.
     """
     X = np.asarray(X, dtype=np.float64)
     ordered = [np.sort(column[~np.isnan(column)]) for column in X.T]
@@ -153,7 +161,7 @@ def fit_local_columns(
         highs=highs,
         frequencies=rng.standard_normal((d, n_waves)) / _bandwidth(Z, rng),
     )
-    # Without a column, directions that were too short to count may do so.
+    # After a column is removed, directions that were too short to count may count.
     while not (
         passing := bounded(
             local_columns(fitted, X), least=least, most_leverage=most_leverage
@@ -168,9 +176,9 @@ def bounded(
 ) -> Array:
     """Return which of a party's columns, (n, m), isolate no single row, (m,).
 
-    An honest party lets no others go, its labels included. They are those of
-    :func:`vfl_flower.numerics.linear_gram.bounded_columns` about the means; `fixed` of
-    the last ones stay, which by themselves pass.
+    Only such columns leave an honest party, and this includes its labels. The result is
+    that of :func:`vfl_flower.numerics.linear_gram.bounded_columns` for the columns
+    about their means. The last `fixed` columns, which pass by themselves, always stay.
     """
     F = np.asarray(columns, dtype=np.float64)
     centered = F - F.mean(axis=0)
@@ -180,7 +188,7 @@ def bounded(
 def reached(ordered: Array, rows: int = REACHED) -> tuple[float, float]:
     """Return the `rows`-th smallest and largest of sorted values.
 
-    Zeros if there are fewer.
+    Returns zeros if there are fewer than `rows` values.
     """
     if len(ordered) < rows:
         return 0.0, 0.0
@@ -190,7 +198,7 @@ def reached(ordered: Array, rows: int = REACHED) -> tuple[float, float]:
 def _unit(ordered: Array) -> tuple[float, float, float, float]:
     """Return center, scale, minimum and maximum of a column's sorted known values.
 
-    Zeros if it is constant.
+    Returns zeros if the column is constant.
     """
     low, high = reached(ordered)
     sd = float(np.std(np.clip(ordered, low, high))) if low < high else 0.0
@@ -200,17 +208,19 @@ def _unit(ordered: Array) -> tuple[float, float, float, float]:
 
 
 def _supported(x: Array, least: int) -> bool:
-    """Return whether enough rows differ from the most frequent value."""
+    """Return whether at least `least` rows differ from the most frequent value."""
     most = int(np.unique(x, return_counts=True)[1].max(initial=0))
     return len(x) - most >= least
 
 
 def _intervals(ordered: Array, least: int, count: int) -> list[Interval]:
-    """Return at most `count` intervals of about as many rows each, at least `least`.
+    """Return at most `count` intervals with about equal numbers of rows.
 
-    A value that many rows have takes one, and the others share the rest. The last one
-    is left out, since it follows from the others and the ones; so 0/1 columns have
-    none: their values are one. The known values of the column are in order.
+    Each interval has at least `least` rows. `ordered` are the column's known values in
+    ascending order. A value that many rows have takes one interval, and the other
+    values share the rest. The last interval is left out, since it follows from the
+    other intervals and the column of ones. So a 0/1 column has no intervals: its values
+    already say as much.
     """
     if not len(ordered) or np.searchsorted(
         ordered, ordered[0], "right"
@@ -230,7 +240,7 @@ def _intervals(ordered: Array, least: int, count: int) -> list[Interval]:
 
 
 def _bandwidth(Z: Array, rng: np.random.Generator) -> float:
-    """Return the bandwidth of the waves, from distances of pairs of rows."""
+    """Return the bandwidth of the waves, from distances between pairs of rows."""
     first, second = rng.integers(0, max(len(Z), 1), (2, PAIRS)) if len(Z) else ([], [])
     squares = ((Z[first] - Z[second]) ** 2).sum(axis=1)
     squares = squares[squares > 0]
@@ -240,7 +250,7 @@ def _bandwidth(Z: Array, rng: np.random.Generator) -> float:
 
 
 def _selected(fitted: LocalColumns, chosen: Array) -> LocalColumns:
-    """Return the chosen columns; of a wave, both or none."""
+    """Return the map to the chosen columns; a wave keeps both columns or none."""
     v, g, b = len(fitted.values), len(fitted.gaps), len(fitted.lows)
     values, gaps, intervals, waves = np.split(chosen, np.cumsum([v, g, b]))
     both = np.logical_and(*np.split(waves, 2))

@@ -5,22 +5,22 @@ The model is a sum over frequencies,
 .. math:: f(x) = \sum_j a_j \cos\theta_j + b_j \sin\theta_j, \qquad
     \theta_j = \omega_j^T x + \phi_j,
 
-so its derivative by column c is :math:`\sum_j \omega_{jc} s_j(x)` with
-:math:`s_j = b_j \cos\theta_j - a_j \sin\theta_j`. The mean of its square over the rows,
-the *relevance* of column c, is a quadratic form in the same sums of products from which
-f was solved:
+so its derivative with respect to column c is :math:`\sum_j \omega_{jc} s_j(x)` with
+:math:`s_j = b_j \cos\theta_j - a_j \sin\theta_j`. The mean square of this derivative
+over the rows, the *relevance* of column c, is a quadratic form in the same sums of
+products from which f was computed:
 
 .. math:: R_c = \omega_{\cdot c}^T H \omega_{\cdot c}, \qquad
     H_{jk} = \frac1n \sum_i s_j(x_i) s_k(x_i).
 
-R is the diagonal of the average gradient outer product of [1]. Columns that are scaled
-by :math:`\sqrt{R_c}` give the next random features: one iteration of the Recursive
-Feature Machines there, with the diagonal alone.
+R is the diagonal of the average gradient outer product of [1]. Columns scaled by
+:math:`\sqrt{R_c}` give the next random features. This is one iteration of the Recursive
+Feature Machines of [1], with the diagonal only.
 
-Where one party knows :math:`\omega_{\cdot c}` and another one H, a random
-:math:`B \sim N(0, H)` takes the place of H: :math:`\omega_{\cdot c}^T B` is a vector of
-independent :math:`N(0, R_c)`, so it tells R_c up to the error of a sample, and nothing
-else of H (of several columns, their products of derivatives as well).
+If one party knows :math:`\omega_{\cdot c}` and another party knows H, a random
+:math:`B \sim N(0, H)` replaces H: :math:`\omega_{\cdot c}^T B` is a vector of
+independent :math:`N(0, R_c)` numbers. So the vector reveals R_c up to a sampling error,
+and nothing else about H (for several columns, also the products of their derivatives).
 
 References
 ----------
@@ -37,10 +37,11 @@ from vfl_flower.typing import Array
 
 
 def derivative_products(gram: Array, weights: Array, n: float) -> Array:
-    """Return H, (A, A), the mean products of the derivatives of f by the angles.
+    """Return H, (A, A), the mean products of f's derivatives by the angles.
 
-    `gram`, (2 A, 2 A), are sums over n rows of products of cosines, and then sines, of
-    A angles; `weights`, (2 A, K), are a and b of K functions, whose H are added up.
+    `gram`, (2 A, 2 A), holds the sums of products over n rows of the cosines of A
+    angles followed by their sines. `weights`, (2 A, K), are a and b of K functions; the
+    H of these functions are added up.
     """
     A = len(gram) // 2
     H = np.zeros((A, A))
@@ -51,7 +52,7 @@ def derivative_products(gram: Array, weights: Array, n: float) -> Array:
 
 
 def probes(H: Array, count: int, rng: np.random.Generator) -> Array:
-    """Return columns of B, (A, count), from N(0, H); negative eigenvalues are 0."""
+    """Draw columns of B, (A, count), from N(0, H); negative eigenvalues count as 0."""
     values, vectors = np.linalg.eigh(H)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     return np.asarray(root @ rng.standard_normal((len(H), count)))
@@ -60,6 +61,6 @@ def probes(H: Array, count: int, rng: np.random.Generator) -> Array:
 def relevance_of(products: Array) -> Array:
     """Return R, (d,), from Omega^T B, (d, count).
 
-    Its relative standard error is sqrt(2 / count).
+    The relative standard error of R is sqrt(2 / count).
     """
     return np.asarray((products**2).mean(axis=1))
