@@ -1,10 +1,10 @@
 """Real numbers as integers modulo 2^k, wide enough for sums of products.
 
 A number v becomes the integer nearest to ``2^f v``, with f fraction bits. A product of
-two such integers has 2 f, and nothing is ever cut off: local truncation of shares goes
-wrong with a probability that grows with the numbers (P. Mohassel and Y. Zhang,
+two such integers has 2 f fraction bits, and no bits are ever cut off: truncating shares
+locally fails with a probability that grows with the numbers (P. Mohassel and Y. Zhang,
 "SecureML", IEEE S&P 2017). So the ring must hold the largest sum of products with all
-its fraction bits, and its width follows from a bound on the numbers.
+its fraction bits, and the width of the ring follows from a bound on the numbers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from vfl_flower.secure_aggregation.groups import clipped_to
 from vfl_flower.typing import Array
 
 WIDTHS = (48, 56, 63)
-"""Widths k of the ring. Sums of squares are made modulo 2^(k + 1) in 64 bits."""
+"""Widths k of the ring. Sums of squares are computed modulo 2^(k + 1) in 64 bits."""
 
 MOST_FRACTION_BITS = 50
-"""Largest f: float64 has 53 bits, so more fraction bits would be empty."""
+"""Maximum f: float64 has 53 bits, so more fraction bits would be empty."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How real numbers become elements of the integers modulo 2^k."""
+    """An encoding of real numbers as integers modulo 2^k."""
 
     bits: int
     """Width k of the ring: 48, 56 or 63."""
@@ -78,10 +78,10 @@ def reduce(elements: Array, bits: int) -> Array:
 
 
 def decode(elements: Array, bits: int, fraction: int) -> Array:
-    """Return the real numbers of elements modulo 2^bits, float64.
+    """Return the real numbers that elements modulo 2^bits encode, as float64.
 
-    Bits above `bits`, at most 64, are ignored. `fraction` counts the fraction bits: of
-    a product, those of both factors together.
+    `bits` is at most 64; higher bits are ignored. `fraction` is the number of fraction
+    bits; for a product it is the sum of the fraction bits of both factors.
     """
     unused = 64 - bits
     signed = (np.asarray(elements, "<u8") << np.uint64(unused)).view("<i8")
@@ -93,20 +93,20 @@ def gram_fixed_point(
 ) -> FixedPoint:
     """Return the narrowest ring that holds a Gram matrix of encoded columns.
 
-    An entry of F^T F is the scalar product of two columns, so no larger than the
+    An entry of F^T F is the scalar product of two columns, so it is no larger than the
     largest sum of squares of a column (Cauchy and Schwarz). Rounding moves a column by
-    at most sqrt(rows) / 2 units. So the ring must have
+    at most sqrt(rows) / 2 units. So the ring must satisfy
 
     .. code-block:: text
 
         (2^f sqrt(square_sum) + sqrt(rows) / 2)^2 < 2^(k - 1),
 
-    which is ``k > 2 f + log2(square_sum) + 1`` but for the rounding. With f = 16 and
+    which is ``k > 2 f + log2(square_sum) + 1`` apart from the rounding. With f = 16 and
     cosines (bound 1.006), 48 bits hold up to 32,000 rows.
 
-    `bound` is the largest size of a number in F, which has f fraction bits. The largest
-    sum of squares of a column, `square_sum`, is ``rows * bound^2`` by default. Raises
-    ValueError if no ring is wide enough, or an argument is out of range.
+    `bound` is the maximum absolute value in F, which has f fraction bits. `square_sum`,
+    the largest sum of squares of a column, is ``rows * bound^2`` by default. Raises
+    ValueError if no ring is wide enough, or if an argument is out of range.
     """
     for bits in WIDTHS:
         if fraction <= _most_fraction(rows, bound, bits, square_sum):
@@ -121,9 +121,9 @@ def gram_fixed_point(
 def finest_gram_fixed_point(
     rows: int, bound: float, bits: int = WIDTHS[-1], *, square_sum: float | None = None
 ) -> FixedPoint:
-    """Return the encoding with the maximum fraction bits; see :func:`gram_fixed_point`.
+    """Return the finest encoding that :func:`gram_fixed_point` allows in a ring.
 
-    Raises ValueError if not even whole numbers fit, or an argument is out of range.
+    Raises ValueError if not even integers fit, or if an argument is out of range.
     """
     fraction = _most_fraction(rows, bound, bits, square_sum)
     if fraction < 0:
@@ -137,12 +137,14 @@ def finest_gram_fixed_point(
 def weights_fixed_point(features: FixedPoint, columns: int) -> FixedPoint:
     """Return the finest encoding of weights w for products F w in the ring of F.
 
+    The encoding satisfies
+
     .. code-block:: text
 
         (2^f B + 1/2) (2^g |w|_1 + columns / 2) < 2^(k - 1)
 
-    where B bounds F, with f fraction bits, and w has g, and |w|_1 <= 1 for each output.
-    Raises ValueError if not even whole numbers fit.
+    where B is a bound on F, F has f fraction bits, w has g fraction bits, and
+    |w|_1 <= 1 for each output. Raises ValueError if not even integers fit.
     """
     most = 2 ** (features.bits - 1) / features.largest - Fraction(columns, 2)
     fraction = MOST_FRACTION_BITS
@@ -157,7 +159,7 @@ def weights_fixed_point(features: FixedPoint, columns: int) -> FixedPoint:
 
 
 def _most_fraction(rows: int, bound: float, bits: int, square_sum: float | None) -> int:
-    """Return the maximum fraction bits of F; below 0 if not even integers fit."""
+    """Return the maximum number of fraction bits of F, below 0 if no integers fit."""
     _check_bound("bound", bound)
     if square_sum is None:
         square_sum = rows * bound**2

@@ -1,8 +1,9 @@
 """Groups in which masked values are added: encode, add, decode.
 
-A secure sum needs a finite group, since only there a uniform mask hides a value
-perfectly. Each group says how values become elements, how elements add, and how a
-stream of random bytes becomes uniform elements; the masks know nothing else.
+A secure sum needs a finite group, because only in a finite group does a uniform mask
+hide a value perfectly. Each group defines how values become elements, how elements are
+added, and how a stream of random bytes becomes uniform elements. Masks depend on
+nothing else.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ Take = Callable[[int], bytes]
 class Group(ABC):
     """A commutative group, whose zero is the number 0 of `dtype`.
 
-    Elements add as NumPy adds them: unsigned integers wrap.
+    Elements are added as NumPy adds them: unsigned integers wrap around.
     """
 
     protects: ClassVar[bool] = True
-    """Whether a mask hides a value; false for `Plain` alone."""
+    """Whether a mask hides a value; false only for `Plain`."""
 
     parties: int
-    """Largest number of encodings whose sum `decode` can decode, at least 1."""
+    """Maximum number of encodings whose sum `decode` can decode, at least 1."""
 
     @property
     @abstractmethod
@@ -58,28 +59,28 @@ class Group(ABC):
         """
 
     def decode(self, total: Array) -> Array:
-        """Return the values of a sum of up to `parties` encodings, the same shape."""
+        """Return the values, in the same shape, of a sum of up to `parties` encodings."""
         return np.asarray(total, dtype=self.dtype)
 
     def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Sum ``a + b`` in the group, elementwise; into `out`, which may be `a`."""
+        """Return ``a + b`` in the group, elementwise; `out`, if given, may be `a`."""
         return np.add(a, b, out=out)
 
     def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Difference ``a - b`` in the group, elementwise; into `out` as in `add`."""
+        """Return ``a - b`` in the group, elementwise, with `out` as in `add`."""
         return np.subtract(a, b, out=out)
 
     def random(self, take: Take, count: int) -> Array:
         """Return `count` uniform elements from the stream; they may be read-only.
 
-        The stream is read in order and only as far as the elements need, so that ``m``
-        elements and then ``n`` are the same as ``m + n`` at once.
+        The stream is read in order and only as far as needed, so that drawing ``m``
+        elements and then ``n`` elements gives the same as drawing ``m + n`` at once.
         """
         return np.frombuffer(take(self.dtype.itemsize * count), dtype=self.dtype)
 
 
 def clipped_to(bound: float, values: Array) -> tuple[Array, int]:
-    """Clip to ``[-bound, bound]`` in a new float64 array; count what was clipped.
+    """Clip to ``[-bound, bound]`` in a new float64 array; count the clipped values.
 
     Raises ValueError if a value is NaN or infinite.
     """
@@ -97,11 +98,11 @@ class _Bounded(Group):
     name: ClassVar[str]
 
     bound: float
-    """Largest absolute value, from 1e-250 to 1e250; larger values are clipped."""
+    """Maximum absolute value, from 1e-250 to 1e250; larger values are clipped."""
     parties: int
 
     def __post_init__(self) -> None:
-        """Check the bound, which the server names."""
+        """Check the bound, which the server chooses."""
         if not 1e-250 <= self.bound <= 1e250:
             raise ValueError(
                 f"bound must be between 1e-250 and 1e250, got {self.bound}"
@@ -119,9 +120,9 @@ class Ring(_Bounded):
     """The integers modulo 2^64, for real values in fixed point.
 
     A value v becomes the integer nearest to ``scale * v``, modulo 2^64. No sum of
-    `parties` such integers reaches 2^63 in size, so the sum of the encodings is exact
-    and what `decode` returns differs from the sum of the clipped values by at most
-    ``parties / (2 * scale)``, plus the rounding of that one number to float64.
+    `parties` such integers reaches 2^63 in absolute value, so the sum of the encodings
+    is exact. The result of `decode` differs from the sum of the clipped values by at
+    most ``parties / (2 * scale)``, plus the rounding of the result to float64.
 
     >>> ring = Ring(bound=10.0, parties=2)
     >>> a, _ = ring.encode(np.array([1.25, -3.0]))
@@ -164,17 +165,17 @@ class Ring(_Bounded):
 
 @dataclass(frozen=True)
 class Circle(Group):
-    """The circle R / Z: angles in turns, as fractions of a turn with `bits` bits.
+    """The circle R / Z: angles as fractions of a full turn, with `bits` bits.
 
     A value v becomes the integer nearest to ``2^bits * v``, modulo 2^bits: whole turns
-    fall away, and nothing is ever clipped. Integers of `bits` bits wrap, so the sum of
-    any number of elements is exact modulo a turn, and the sum of T elements differs
-    from the sum of their values by at most ``T / 2^(bits + 1)`` turns. `decode` returns
-    a sum unchanged, in units of ``2^-bits``.
+    are dropped, and no value is ever clipped. Integers of `bits` bits wrap around, so
+    the sum of any number of elements is exact modulo a full turn. The sum of T elements
+    differs from the sum of their values by at most ``T / 2^(bits + 1)`` turns. `decode`
+    returns a sum unchanged, in units of ``2^-bits``.
     """
 
     bits: int
-    """Width of an element, 8, 16 or 32; one turn is ``2^bits`` units."""
+    """Width of an element, 8, 16 or 32; a full turn is ``2^bits`` units."""
     parties: int
 
     @property
@@ -190,14 +191,14 @@ class Circle(Group):
     def encode(self, values: Array) -> tuple[Array, int]:
         """Return elements in units of ``2^-bits`` turns, and 0: nothing is clipped.
 
-        `values` are finite floats in turns, or elements in an array of exactly `dtype`,
-        which is returned itself, not copied. Raises ValueError for other values.
+        `values` are finite floats in turns, or an array of elements of exactly `dtype`,
+        which is returned without a copy. Raises ValueError for other values.
         """
         values = np.asarray(values)
         if values.dtype == self.dtype:
             return values, 0
         if values.dtype.kind != "f":
-            # Whole numbers are whole turns: elements of another width would silently
+            # Integers are whole turns: elements of a different width would silently
             # become 0.
             raise ValueError(
                 f"values must be floats in turns or {self.dtype} elements, "
@@ -233,7 +234,7 @@ class Plain(_Bounded):
 
 @dataclass(frozen=True)
 class Field(PrimeField, Group):
-    """The integers modulo a prime: elements, uint64 below p, in and out."""
+    """The integers modulo a prime p; values are the elements, uint64 below p."""
 
     name: ClassVar[str] = "field"
     dtype: ClassVar[np.dtype[Any]] = np.dtype("<u8")
@@ -263,13 +264,14 @@ class Field(PrimeField, Group):
     def random(self, take: Take, count: int) -> Array:
         """Return `count` uniform elements, by rejection.
 
-        Each element is the lowest bits of eight bytes, little endian, as many as p has.
-        Values of p or more are dropped, and the next eight bytes are read instead.
+        Each element is taken from eight bytes, little endian: as many of the lowest
+        bits as p has. Values of p or more are dropped, and the next eight bytes are
+        read instead.
         """
         mask = np.uint64(2 ** self.p.bit_length() - 1)
         elements = np.zeros(0, dtype=self.dtype)
         while len(elements) < count:
-            # One word for each element that is missing: never one too many.
+            # One word for each missing element, so that no word is read in excess.
             words = take(8 * (count - len(elements)))
             drawn = np.frombuffer(words, dtype=self.dtype) & mask
             elements = np.concatenate([elements, drawn[drawn < self.p]])
@@ -287,10 +289,10 @@ GROUPS: dict[str, Callable[[float, int], Group]] = {
 
 
 def group(name: str, bound: float, parties: int) -> Group:
-    """Make the group of a name in `GROUPS`, for sums of up to `parties` encodings.
+    """Make the group with a name in `GROUPS`, for sums of up to `parties` encodings.
 
-    `bound` is the largest size of a value of "ring" and "plain"; the others have none.
-    Raises ValueError if an argument is out of range.
+    `bound` is the maximum absolute value in "ring" and "plain"; the other groups have
+    no bound. Raises ValueError if an argument is out of range.
     """
     if name not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {name!r}")

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 KEY_BYTES = 32
 
 NO_IDENTITY = bytes(KEY_BYTES)
-"""Placeholder for the Ed25519 key of a party without one."""
+"""Placeholder for the Ed25519 key of a party that has no such key."""
 
 _PREFIX = "ed25519:"
 
@@ -19,22 +19,23 @@ _PREFIX = "ed25519:"
 def new_private_key() -> bytes:
     """Return a private key from the operating system's random source, 32 bytes.
 
-    It never depends on a seed, and neither messages nor logs may carry it.
+    The key never depends on a seed, and it must not appear in messages or logs.
     """
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_key(private: bytes) -> bytes:
-    """Return the public key of a private key; raises ValueError unless 32 bytes."""
+    """Return the public key of a private key, which must have 32 bytes (ValueError)."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def shared_secret(private: bytes, public: bytes) -> bytes:
     """Return the X25519 shared secret of two parties, the same 32 bytes at both.
 
-    They are not uniform: use them only as input to a key derivation. Raises ValueError
-    if a key does not have 32 bytes, or the secret is all zeros: the public key is a
-    point of small order, which no honest party sends (RFC 7748, section 6.1).
+    These bytes are not uniform: use them only as input to a key derivation. Raises
+    ValueError if a key does not have 32 bytes, or if the secret is all zeros: then the
+    public key is a point of small order, which no honest party sends (RFC 7748,
+    section 6.1).
     """
     private_key = X25519PrivateKey.from_private_bytes(private)
     peer = X25519PublicKey.from_public_bytes(public)
@@ -51,7 +52,7 @@ def encode_key(identity: bytes) -> str:
 
 
 def parse_key(text: str) -> bytes:
-    """Return the public key, 32 bytes, that :func:`encode_key` gave as a text.
+    """Return the public key, 32 bytes, from the text that :func:`encode_key` returned.
 
     Raises ValueError if the text is not a public key.
     """

@@ -1,6 +1,7 @@
-"""Labels of the uses of secrets, so that no two uses derive the same key.
+"""Labels for the uses of secrets, so that no two uses derive the same key.
 
-A name and a version: count up when a derivation, or the use of its key, changes.
+Each label is a name and a version. Increase the version when a derivation, or the use
+of its key, changes.
 """
 
 # Uses of the X25519 secret of two parties, or of a party's private key.

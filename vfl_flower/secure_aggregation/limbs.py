@@ -1,4 +1,4 @@
-"""Exact sums of numbers of any size: a common bound would lose small numbers.
+"""Exact sums of numbers of any size, for which a common bound loses small numbers.
 
 A sum in fixed point has one resolution for all its entries, but sums of columns may
 differ by any factor. So a number is cut into limbs at fixed places, like digits, and
@@ -15,14 +15,14 @@ LIMB = 2.0**40
 """Bound on a limb's absolute value, the same at all places."""
 
 PLACES = tuple(2.0**power for power in (80, 40, 0, -40, -80))
-"""Values of the limbs: numbers up to 2^120, to within 2^-80."""
+"""Weights of the limbs, which hold numbers up to 2^120 to within 2^-80."""
 
 
 def split_limbs(values: Array) -> Array:
     """Cut numbers into limbs, integers below 2^40 in size, float64, shape (5, ...).
 
-    Their sum with the weights `PLACES` is the number, cut off at 2^-80. Raises
-    ValueError if a number is not finite, or not below 2^120 in size.
+    The sum of the limbs with the weights `PLACES` is the number, cut off at 2^-80.
+    Raises ValueError if a number is not finite, or not below 2^120 in absolute value.
     """
     if not (np.abs(values) < PLACES[0] * LIMB).all():
         raise ValueError("absolute values must be finite and below 2^120")

@@ -24,7 +24,7 @@ from vfl_flower.secure_aggregation.keys import KEY_BYTES, public_key, shared_sec
 from vfl_flower.typing import Array
 
 _BLOCK = 1 << 16
-"""Bytes at a time: they fit in a cache, and allocators keep such blocks for reuse."""
+"""Bytes processed at a time: they fit in a cache, and allocators reuse such blocks."""
 
 _NONCE = bytes(16)
 
@@ -33,24 +33,23 @@ class PairwiseMasks:
     """The masks of one party, from the X25519 secrets it shares with every other party.
 
     The sum of the masks of all parties for one context (action, name, round) is the
-    zero of the group. To whoever lacks the private keys of a pair, the pair's masks are
-    indistinguishable from uniform elements, independent for each context, group
-    setting, count and run. So all but one of the other parties and the server together
-    learn no more than the sum of the inputs of the remaining two.
+    zero of the group. To anyone without the private keys of a pair, the pair's masks
+    are indistinguishable from uniform elements, independent for each context, group
+    setting, count and run. So even the server together with all but one of the other
+    parties learns no more than the sum of the inputs of the remaining two parties.
 
-    **Contract of the caller**: never use a context again with other values. Two
-    messages under one mask reveal the difference of their values. Let `round`
-    strictly grow within a run for the same action and name, and make new keys for each
-    run. The same values may be sent again (a retry): the message is then the same, bit
-    for bit.
+    **Contract of the caller**: never use a context again with different values. Two
+    messages under one mask reveal the difference of their values. Within a run, `round`
+    must strictly increase for the same action and name. Use new keys in each run. The
+    same values may be sent again (a retry): the message is then the same, bit for bit.
 
-    Public keys reach a party through the server: the masks protect against a server
-    that follows the protocol and is curious, not against one that forges keys.
+    Public keys reach a party through the server. The masks therefore protect against a
+    curious server that follows the protocol, but not against a server that forges keys.
 
-    `public_keys` are those of all parties, the one of this party at `index`; `run_id`
-    is the same at all parties. Raises ValueError if there are fewer than two keys, a
-    key does not have 32 bytes, two are equal, the party's own is not at `index`, or one
-    gives an all-zero shared secret.
+    `public_keys` are the keys of all parties, with this party's key at `index`;
+    `run_id` is the same at all parties. Raises ValueError if there are fewer than two
+    keys, a key does not have 32 bytes, two keys are equal, the key at `index` does not
+    belong to `private_key`, or a key gives an all-zero shared secret.
 
     >>> from vfl_flower.secure_aggregation.groups import Ring
     >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
@@ -92,7 +91,7 @@ class PairwiseMasks:
             raise ValueError(
                 f"public key of party {index} must belong to its private key"
             )
-        # In this party's own place, its private key, which it shares with nobody.
+        # This party's own entry is its private key, which it shares with nobody.
         self._secrets = [private_key] * len(public_keys)
         for j, key in enumerate(public_keys):
             if j != index:
@@ -111,8 +110,8 @@ class PairwiseMasks:
     ) -> Array:
         """Add the mask of one context to `elements`, shape ``(count,)``, in place.
 
-        For party i it is sum_{j > i} r_ij - sum_{j < i} r_ji. `action` and `name` are
-        the step of the protocol and the array in its message; see the class for
+        For party i the mask is sum_{j > i} r_ij - sum_{j < i} r_ji. `action` is the
+        step of the protocol, and `name` the array in its message; see the class for
         `round`.
         """
         parts = self._parts(group, elements.size, action, name, round)
@@ -128,13 +127,13 @@ class PairwiseMasks:
     def pad(
         self, group: Group, count: int, action: str, name: str, round: int
     ) -> Array:
-        """Return the party's own pad of one context: uniform, shape ``(count,)``.
+        """Return the party's own pad for one context, uniform, shape ``(count,)``.
 
-        The party adds it to its message of a sum that is meant for this party alone,
-        and subtracts it from the total that the server passes on, which looks uniform.
-        The pad comes from the party's private key alone, so it is independent of the
-        masks, and nobody else can make it. The contract of the class holds for pads
-        too.
+        If a sum is meant for this party alone, the party adds the pad to its message,
+        and subtracts the pad from the total that the server forwards. That total looks
+        uniform. The pad is derived from the party's private key alone, so it is
+        independent of the masks, and nobody else can compute it. The contract of the
+        class also applies to pads.
         """
         parts = self._parts(group, count, action, name, round)
         parts = [labels.OWN_PAD, *parts, self._public_keys[self._index]]
@@ -159,10 +158,10 @@ def masked(
 ) -> tuple[Array, int]:
     """Return one party's values x_i, encoded and hidden, and how many were clipped.
 
-    Never use the context of the mask again with other values; see `PairwiseMasks`.
+    Never use the context of the mask again with different values; see `PairwiseMasks`.
     Without `masks` (None), or in the group `Plain`, the encoding is sent in the clear.
-    Raises ValueError if a value is NaN or infinite, or more parties mask than the group
-    can sum.
+    Raises ValueError if a value is NaN or infinite, or if there are more parties than
+    the group can sum.
     """
     encoded, clipped = group.encode(values)
     if masks is None or not group.protects:
@@ -176,7 +175,7 @@ def masked(
 
 
 def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
-    """Add the messages of all parties, where masks cancel, and decode: sum_i x_i.
+    """Add the messages of all parties, so that masks cancel, and decode sum_i x_i.
 
     If the message of a party is missing, the result is noise, which this function
     cannot detect. Raises ValueError if there is no array, or there are more arrays than
@@ -200,8 +199,9 @@ def context(run_id: int, action: str, name: str, round: int) -> list[bytes]:
 def derive_key(secret: bytes, parts: Sequence[bytes]) -> bytes:
     """Return the key of one use of a secret, 32 bytes.
 
-    HKDF-SHA256 (RFC 5869, no salt) of the secret; its info is each part after its
-    length, 4 bytes, little endian, so that no two lists of parts read the same.
+    The key is HKDF-SHA256 (RFC 5869, no salt) of the secret. In its info each part
+    follows its length (4 bytes, little endian), so that no two lists of parts have the
+    same info.
     """
     info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)

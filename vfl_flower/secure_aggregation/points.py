@@ -1,23 +1,27 @@
 """Ids as points of Curve25519, encrypted so that the order of the keys does not matter.
 
 Diffie-Hellman on X25519 (RFC 7748) maps the u-coordinate of a point P and a key k to
-that of k P. Keys commute, k (l P) = l (k P), so points that several parties encrypted
-one after the other are equal exactly if the original points were, in any order of keys.
+the u-coordinate of k P. Keys commute, k (l P) = l (k P). So points that several parties
+encrypted one after the other are equal exactly if the original points were equal,
+whatever the order of the keys.
 
-Three facts carry the security:
+The security rests on three facts:
 
 1. Each u-coordinate belongs to a point of the curve v^2 = u^3 + A u^2 + u or of its
-   twist, about half to each, and encryption leaves it there: a hash that is taken for a
-   u-coordinate would show a bit of each id to everybody. So :func:`hash_to_point`
-   hashes again until the right side is a square.
-2. A point of the curve is the sum of one of prime order and one whose order divides 8.
-   X25519 clears the three lowest bits of a key, which makes it a multiple of 8, so the
-   second addend is gone after the first encryption: all that leaves a party is in the
-   subgroup of prime order, where decisional Diffie-Hellman is taken to be hard.
-3. Under that assumption the points P, k P of many random P and one key k cannot be told
-   from random points: without the key nobody can test whether a point is of a given id.
+   twist, about half to each, and encryption does not change which of the two. So a hash
+   used directly as a u-coordinate would reveal a bit of each id to everybody.
+   Therefore :func:`hash_to_point` hashes again until the right-hand side is a square.
+2. A point of the curve is the sum of a point of prime order and a point whose order
+   divides 8. X25519 clears the three lowest bits of a key, which makes the key a
+   multiple of 8, so the second of these points vanishes with the first encryption. All
+   points that leave a party are in the subgroup of prime order, where decisional
+   Diffie-Hellman is assumed to be hard.
+3. Under that assumption the points P, k P for many random P and one key k cannot be
+   distinguished from random points: without the key, nobody can test whether a point
+   belongs to a given id.
 
-:func:`encrypt` starts this file as programs; to start fast, it imports no package code.
+:func:`encrypt` runs this file as separate programs, so the file imports no code of the
+package, to start fast.
 """
 
 from __future__ import annotations
@@ -41,17 +45,17 @@ from cryptography.hazmat.primitives.hashes import SHA512_256, Hash
 from numpy.typing import NDArray
 
 Points = NDArray[np.uint8]
-"""u-coordinates, or other values of 32 bytes, one in each row."""
+"""u-coordinates, or other values of 32 bytes, one per row."""
 
 PRIME = 2**255 - 19
 A = 486662
 POINT_BYTES = 32
 
 LABEL = b"vfl_flower id to point 1"
-"""Protocol and version: count up when the hash changes."""
+"""Protocol and version; increase the version when the hash changes."""
 
 LEAST_OF_A_PROCESS = 4096
-"""Points that justify a further process: 0.15 s of work; its start takes 0.3 s."""
+"""Number of points that justify one more process: 0.15 s of work (a start: 0.3 s)."""
 
 
 def hash_ids(ids: Sequence[bytes]) -> Points:
@@ -67,9 +71,9 @@ def keyed_hashes(ids: Sequence[bytes], key: bytes) -> Points:
 def hash_to_point(data: bytes) -> bytes:
     """Return the u-coordinate of a point of the curve, never of its twist.
 
-    u, 32 bytes, little endian, is the first of SHA-512/256 of (label, counter, data)
-    for the counters 0, 1, .. without their top bit, that is below p = 2^255 - 19 and on
-    the curve. Two are tried on average.
+    For the counters 0, 1, .. SHA-512/256 of (label, counter, data), without its top
+    bit, is tried as u, 32 bytes, little endian. The result is the first u that is below
+    p = 2^255 - 19 and on the curve. On average two counters are tried.
     """
     for counter in itertools.count():
         digest = _sha512_256(LABEL + counter.to_bytes(4, "little") + data)
@@ -82,7 +86,7 @@ def hash_to_point(data: bytes) -> bytes:
 def on_curve(u: int) -> bool:
     """Return whether u^3 + A u^2 + u is a square modulo p other than 0.
 
-    By Euler's criterion, through the Jacobi symbol, since p is prime.
+    The test is Euler's criterion, computed as the Jacobi symbol, since p is prime.
     """
     from flint import fmpz
 
@@ -92,10 +96,11 @@ def on_curve(u: int) -> bool:
 def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
     """Return the multiples of points by a key of 32 bytes, in their order.
 
-    Points and multiples are uint8, (n, 32). With `hashed` the points are anything, of
-    which :func:`hash_to_point` first makes points. As many processes work as this one
-    may use processors. Raises ValueError if a point is of small order, whose multiple
-    is the same under each key, and RuntimeError if a process was stopped.
+    Points and multiples are uint8, (n, 32). With `hashed`, `points` may be any values,
+    which :func:`hash_to_point` first maps to points. The work is split among up to as
+    many processes as this process may use processors. Raises ValueError if a point has
+    small order, since its multiple is the same under every key, and RuntimeError if a
+    process was stopped.
     """
     shares = min(_processors(), len(points) // LEAST_OF_A_PROCESS)
     mode = b"h" if hashed else b"e"
@@ -115,10 +120,11 @@ def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
 
 
 def permutation(n: int, key: bytes) -> NDArray[np.int64]:
-    """Return the order in which a key shuffles n things, shape (n,).
+    """Return the order in which a key shuffles n items, shape (n,).
 
-    Sorted by 64-bit words of the ChaCha20 stream of the key (RFC 8439): uniform, but
-    for a probability below n^2 / 2^65 that two words are equal.
+    The items are sorted by 64-bit words of the key's ChaCha20 stream (RFC 8439). The
+    order is uniform unless two words are equal, which has a probability below
+    n^2 / 2^65.
     """
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     words = np.frombuffer(stream.update(bytes(8 * n)), dtype="<u8")
@@ -132,7 +138,7 @@ def _processors() -> int:
 
 
 def _in_a_process(data: bytes) -> bytes:
-    """Return the output of :func:`main` for an input; no key is in a command line."""
+    """Return the output of :func:`main` for an input, with no key on a command line."""
     command = [sys.executable, "-P", __file__]
     return subprocess.run(command, input=data, stdout=subprocess.PIPE).stdout
 
@@ -156,13 +162,13 @@ def _work(mode: bytes, key: bytes, data: bytes) -> bytes:
             point = hash_to_point(point)
         try:
             multiples += private.exchange(X25519PublicKey.from_public_bytes(point))
-        except ValueError:  # RFC 7748, section 6.1: it would be all zeros
+        except ValueError:  # RFC 7748, section 6.1: the result would be all zeros
             multiples += bytes(POINT_BYTES)
     return bytes(multiples)
 
 
 def main() -> None:
-    """Read mode, key and points from the standard input, and write multiples."""
+    """Read mode, key and points from standard input, and write the multiples."""
     mode, key = sys.stdin.buffer.read(1), sys.stdin.buffer.read(POINT_BYTES)
     sys.stdout.buffer.write(_work(mode, key, sys.stdin.buffer.read()))
 

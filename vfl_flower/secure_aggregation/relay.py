@@ -14,17 +14,18 @@ _NONCE = bytes(12)
 class Relay(PairwiseMasks):
     """One party's masks, and its end of the sealed messages between parties.
 
-    A message is encrypted and authenticated with ChaCha20-Poly1305 (RFC 8439) under a
-    key of its own: HKDF-SHA256 of the X25519 secret of sender and receiver, with run,
-    action, name, round, both indices and both public keys bound in. So the server, or
-    another party, can neither read nor change it, nor pass it off as a message of
-    another step, round, sender or receiver; it sees the length, and it can withhold it.
-    No key seals a second message, so the nonce is always zero.
+    Each message is encrypted and authenticated with ChaCha20-Poly1305 (RFC 8439) under
+    a separate key: HKDF-SHA256 of the X25519 secret of sender and recipient, bound to
+    the run, action, name, round, both indices and both public keys. So neither the
+    server nor another party can read or change a message, or pass it off as a message
+    of a different step, round, sender or recipient. The server sees the length of a
+    message, and can withhold it. No key seals a second message, so the nonce is always
+    zero.
 
-    **Contract of the caller**: never use a context (action, name, round, receiver)
-    again with other data. Two messages under one key reveal where they differ, and
-    let the server forge a third. The same data may be sealed again (a retry): the
-    message is then the same, bit for bit. On forged keys see `PairwiseMasks`.
+    **Contract of the caller**: never use a context (action, name, round, recipient)
+    again with different data. Two messages under one key reveal where they differ, and
+    let the server forge a third message. The same data may be sealed again (a retry):
+    the message is then the same, bit for bit. For forged keys see `PairwiseMasks`.
 
     >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
     >>> private = [new_private_key() for _ in range(2)]
@@ -36,11 +37,11 @@ class Relay(PairwiseMasks):
     """
 
     def seal(self, to: int, data: bytes, action: str, name: str, round: int) -> bytes:
-        """Seal data for one party, in a message 16 bytes longer.
+        """Seal data for one party; the message is 16 bytes longer than the data.
 
-        The receiver, `to`, may be this party: the key then comes from the private key
-        alone, and nobody else can open the message. Raises ValueError if `to` is not
-        a party.
+        The recipient, `to`, may be this party itself: the key is then derived from the
+        private key alone, and nobody else can open the message. Raises ValueError if
+        `to` is not a party.
         """
         cipher = self._cipher(self._index, to, action, name, round)
         return cipher.encrypt(_NONCE, data, None)
@@ -50,20 +51,20 @@ class Relay(PairwiseMasks):
     ) -> bytes:
         """Open a message that a party, possibly this one, sealed for this party.
 
-        Raises ValueError if the message was altered, or sealed by another party, to
-        another one or in another context, or if `sender` is no party.
+        Raises ValueError if the message was altered, if it was sealed by or for a
+        different party or in a different context, or if `sender` is not a party.
         """
         cipher = self._cipher(sender, self._index, action, name, round)
         try:
             return cipher.decrypt(_NONCE, data, None)
         except InvalidTag:
             raise ValueError(
-                f"the message of party {sender} to party {self._index} in {action} "
+                f"the message from party {sender} to party {self._index} in {action} "
                 "was altered in transit, or belongs to a different step"
             ) from None
 
     def agree(self, party: int) -> bytes:
-        """Return 32 bytes of the run that only this party and one other know."""
+        """Return 32 bytes for this run that only this party and `party` know."""
         pair = sorted((self._index, party))
         parts = [labels.AGREED_SECRET, str(self._run_id).encode()]
         parts += [self._public_keys[place] for place in pair]

@@ -2,21 +2,21 @@
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
 Federated Clusters", ICLR 2023, Algorithm 2 (SCMA), whose *clients* are our parties. The
-vector q^(l) of party l has an entry for each of B^d bins, at most K of them not zero.
-Instead of q^(l) the party sends 2 K L power sums of its bins, which masks in the group
-`Field` hide; the sum of these messages over the L parties gives the server
+vector q^(l) of party l has an entry for each of B^d bins, of which at most K are
+nonzero. Instead of q^(l) the party sends 2 K L power sums of its bins, hidden by masks
+in the group `Field`. The sum of these messages over the L parties gives the server
 q = sum_l q^(l), and nothing else about a party.
 
-Differs from [1] in:
+Differences from [1]:
 
-1. The point of a bin is a keyed hash of its coordinates in the field of 2^61 - 1, and
-   not its number, which takes a prime above B^d: thousands of bits for d = 784. Beside
-   the counts, K L more power sums for each 60 bits of coordinates carry the bin itself,
-   weighted with its count; the server divides by the count, and checks the hash of the
-   result. ``field="paper"`` has the points of [1], for B^d below 2^61 - 1.
+1. The point of a bin is a keyed hash of its coordinates in the field of 2^61 - 1. The
+   number of the bin would need a prime above B^d: thousands of bits for d = 784. In
+   addition to the counts, K L more power sums for each 60 bits of coordinates carry the
+   bin itself, weighted with its count. The server divides by the count, and checks the
+   hash of the result. ``field="paper"`` uses the points of [1], for B^d below 2^61 - 1.
 2. Every decoded sum is checked, and an error says what does not fit.
-3. The prime is 2^61 - 1 for both kinds of points: then all but a negligible part of
-   what is not a sum of vectors fails the checks.
+3. The prime is 2^61 - 1 for both kinds of points. So all but a negligible share of the
+   values that are not sums of vectors fail the checks.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ KEY_BYTES = 16
 """Length of the key of the hash."""
 
 _WORD = 60
-"""Bits of coordinates in an element: all their values lie below 2^61 - 1."""
+"""Number of coordinate bits in an element; all their values are below 2^61 - 1."""
 
 _ROWS = 256
-"""Bins that are unpacked at a time."""
+"""Number of bins unpacked at a time."""
 
 
 class SparseSumError(ValueError):
-    """A sum cannot be encoded or decoded; no part of it was."""
+    """A sum cannot be encoded or decoded, not even in part."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class SparseSum:
-    """Code of a sparse sum, made with the same arguments at all parties and the server.
+    """Code for sparse sums, with the same arguments at all parties and the server.
 
-    A message alone reveals the bins of a party: it must be the input of a secure sum in
-    the group `Field`. Its size does not depend on the bins, nor on their number.
+    A message alone reveals the bins of a party, so it must be the input of a secure sum
+    in the group `Field`. The size of a message does not depend on the bins or on their
+    number.
 
     A sum is decoded only if the sum of all counts, the number of bins, each count,
-    every power sum and each hash fit. Noise, as a missing mask leaves, passes the first
-    of these checks with a probability of 2^-61. No check detects bins that a party adds
-    against the protocol. With ``field="paper"`` there is no hash, and the sum of more
-    than K L bins may look like a sum of others, by chance, where K L is small. With a
-    small prime, as in the example of [1], noise may pass as well.
+    every power sum and each hash fit. Noise, such as a missing mask leaves, passes the
+    first of these checks with a probability of 2^-61. No check detects bins that a
+    party adds against the protocol. With ``field="paper"`` there is no hash, and if K L
+    is small, the sum of more than K L bins may by chance look like a sum of different
+    bins. With a small prime, as in the example of [1], noise may also pass.
 
     >>> from vfl_flower.secure_aggregation.groups import Field
     >>> code = SparseSum(2, 2, n_columns=3, n_values=10, key=bytes(16))
@@ -72,23 +73,23 @@ class SparseSum:
     """
 
     n_clusters: int
-    """K, largest number of bins of one party, at least 1."""
+    """K, the maximum number of bins of one party, at least 1."""
     n_parties: int
-    """L, number of parties, at least 1."""
+    """L, the number of parties, at least 1."""
     n_columns: int
-    """d, coordinates of a bin, at least 1."""
+    """d, the number of coordinates of a bin, at least 1."""
     n_values: int
-    """B, values of a coordinate: the integers 0 .. B - 1; from 1 to 2^32."""
+    """B, the number of values of a coordinate, 0 .. B - 1; from 1 to 2^32."""
     key: bytes = b""
-    """Key of the hash, 16 bytes, for ``field="hash"`` alone. It hides nothing and may
-    be known to all, but must be drawn at random for each run, after the data are fixed.
-    Then nobody can prepare bins with the same hash, and some two of m bins share a hash
-    with a probability below m^2 / 2^62. If they do, decoding fails."""
+    """Key of the hash, 16 bytes, only for ``field="hash"``. It hides nothing and may be
+    known to all, but must be drawn at random for each run, after the data are fixed.
+    Then nobody can prepare bins with the same hash, and the probability that any two of
+    m bins share a hash is below m^2 / 2^62. If two bins do, decoding fails."""
     field: Literal["hash", "paper"] = "hash"
     """Point of a bin: a hash of its coordinates ("hash"), or its number from 1 to B^d
     as in [1] ("paper")."""
     p: int = MERSENNE_61
-    """The prime, above B^d and n; ``field="hash"`` takes 2^61 - 1 alone."""
+    """The prime, above B^d and n; ``field="hash"`` allows only 2^61 - 1."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -111,34 +112,35 @@ class SparseSum:
 
     @property
     def bits(self) -> int:
-        """Bits of a coordinate, ceil(log2 B), at least 1."""
+        """Number of bits of a coordinate, ceil(log2 B), at least 1."""
         return max(1, (self.n_values - 1).bit_length())
 
     @property
     def n_slots(self) -> int:
-        """K L, largest number of bins in a sum."""
+        """K L, the maximum number of bins in a sum."""
         return self.n_clusters * self.n_parties
 
     @property
     def n_words(self) -> int:
-        """Elements that hold the coordinates of a bin: ceil(d bits / 60), or 0."""
+        """Number of elements for the coordinates of a bin: ceil(d bits / 60), or 0."""
         return -(-self.n_columns * self.bits // _WORD) if self.field == "hash" else 0
 
     @property
     def size(self) -> int:
-        """Elements of a message, 2 K L + K L n_words, of eight bytes each."""
+        """Number of elements in a message, 2 K L + K L n_words, of eight bytes each."""
         return self.n_slots * (2 + self.n_words)
 
     def encode(self, bins: Array, counts: Array) -> Array:
-        """Return one party's message, before its mask: uint64, shape (size,).
+        """Return one party's message before masking: uint64, shape (size,).
 
-        [1], Algorithm 2, line 2: S_i = sum_j q_j j^(i-1), i = 1 .. 2 K L; then, for
-        i = 1 .. K L, the same sums with q_j times each word of the bin's coordinates in
-        the place of q_j.
+        [1], Algorithm 2, line 2: S_i = sum_j q_j j^(i-1), i = 1 .. 2 K L. Then, for
+        i = 1 .. K L, the same sums follow, with q_j times each word of the bin's
+        coordinates instead of q_j.
 
-        `bins`, int, (k, d), has coordinates 0 .. B - 1; k may be 0. `counts`, int,
-        (k,), are q_j >= 1; those of equal bins add up. Raises ValueError if there are
-        more than K bins, and SparseSumError if two different bins have the same point.
+        `bins`, int, (k, d), holds coordinates 0 .. B - 1; k may be 0. `counts`, int,
+        (k,), are q_j >= 1; the counts of equal bins add up. Raises ValueError if there
+        are more than K bins, and SparseSumError if two different bins have the same
+        point.
         """
         if len(bins) > self.n_clusters:
             raise ValueError(
@@ -162,8 +164,8 @@ class SparseSum:
 
         The bins, (m, d), are distinct and in lexicographic order; the counts, (m,), are
         q_j >= 1. `total`, uint64, (size,), is the sum of the messages of all parties,
-        without masks; `n` the sum of all counts, below p. Raises SparseSumError if
-        anything does not fit; no part of the sum is decoded then.
+        without masks; `n` is the sum of all counts, below p. Raises SparseSumError if
+        anything does not fit; then no part of the sum is decoded.
         """
         field = PrimeField(self.p)
         sums, payload = np.split(total, [2 * self.n_slots])
@@ -184,13 +186,13 @@ class SparseSum:
         return bins[order], counts.astype(np.int64)[order]
 
     def _solve(self, field: PrimeField, sums: Array, n: int) -> tuple[Array, Array]:
-        """Return points and counts, both shape (m,), of the sums of the counts."""
+        """Return the points and counts, both (m,), from the sums of the counts."""
         points = field.points_of(sums)
         if points is not None:
             counts = field.values_at(points, sums[:, None])[:, 0]
             last = self.p if self.field == "hash" else self.n_values**self.n_columns
             # No other set of at most K L points gives the same 2 K L sums ([1],
-            # Appendix J): check that these do. The first sum is n.
+            # Appendix J): check that these points do. The first sum is n.
             if (
                 np.all((points <= last) & (counts >= 1))
                 and int(counts.sum(dtype=object)) == int(sums[0])
@@ -209,7 +211,7 @@ class SparseSum:
 
         def hashed(row: Array) -> int:
             digest = blake2b(row.tobytes(), digest_size=16, key=self.key).digest()
-            # 128 bits modulo p - 1: uniform but for 2^-67.
+            # 128 bits modulo p - 1: uniform up to 2^-67.
             return 1 + int.from_bytes(digest, "little") % (self.p - 1)
 
         return np.array([hashed(row) for row in bins.astype("<i8")], dtype=np.uint64)
@@ -220,7 +222,7 @@ class SparseSum:
         return np.array(powers, dtype=np.int64)
 
     def _pack(self, bins: Array) -> Array:
-        """Return the coordinates of bins, 60 bits a word, shape (k, n_words)."""
+        """Return the coordinates of bins, 60 bits per word, shape (k, n_words)."""
         octets = bins.astype("<u4")[:, :, None].view(np.uint8)
         bits = np.unpackbits(octets, axis=2, bitorder="little")[:, :, : self.bits]
         padded = np.zeros((len(bins), self.n_words * _WORD), dtype=np.uint8)
@@ -241,7 +243,7 @@ class SparseSum:
         return coordinates.view("<u4")[:, :, 0].astype(np.int64)
 
     def _checked_bins(self, words: Array, points: Array) -> Array:
-        """Return the bins in `words`, each checked by its point."""
+        """Return the bins in `words`, each checked against its point."""
         bins = np.zeros((len(words), self.n_columns), dtype=np.int64)
         wrong = 0
         for start in range(0, len(words), _ROWS):

@@ -1,8 +1,9 @@
 """How a sum travels from party to party: chains, binary trees, and pairs of trees.
 
-Algorithm 3 of [1] adds hidden terms x_j + b_j along one tree and then terms b_j, which
-hid them, along another one. Whoever holds sum_S (x_j + b_j) and sum_S b_j for the same
-set S of parties has sum_S x_j, so the two trees must have no such set in common.
+Algorithm 3 of [1] adds hidden terms x_j + b_j along one tree, and then adds the terms
+b_j that hid them along another tree. Whoever holds sum_S (x_j + b_j) and sum_S b_j for
+the same set S of parties also has sum_S x_j, so the two trees must have no such set in
+common.
 
 [1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
 Vertically Partitioned Data", KDD 2020.
@@ -19,21 +20,22 @@ _EXHAUSTIVE = 6
 """Maximum number of leaves for which all orders, at most 720, are tried."""
 
 _SHUFFLES = 200
-"""Orders that are tried for more leaves: about half of all orders fit."""
+"""Number of orders that are tried for more leaves; about half of all orders fit."""
 
 
 @dataclass(frozen=True)
 class Tree:
     """A tree along which the terms of some parties, its leaves, are added.
 
-    Each leaf but the root sends one message, its own term plus all that it received.
+    Each leaf except the root sends one message: its own term plus all terms that it
+    received.
     """
 
     root: int
     """The party that ends up with the sum."""
     hops: tuple[tuple[tuple[int, int], ...], ...]
-    """Hop k holds the edges (sender, receiver) that happen at the same time. A sender
-    has received from all its children in earlier hops."""
+    """Hop k holds the edges (sender, receiver) that are used at the same time. A sender
+    has received the sums of all its children in earlier hops."""
 
     @property
     def leaves(self) -> frozenset[int]:
@@ -41,7 +43,7 @@ class Tree:
         return frozenset([self.root, *(a for hop in self.hops for a, _ in hop)])
 
     def subtrees(self) -> set[frozenset[int]]:
-        """Leaf sets, of more than one leaf, of all sums that form at a party."""
+        """Leaf sets, with more than one leaf each, of all sums that form at a party."""
         return {leaves for _, _, leaves in self._sums()}
 
     def received(self) -> dict[int, list[frozenset[int]]]:
@@ -52,7 +54,7 @@ class Tree:
         return messages
 
     def _sums(self) -> Iterator[tuple[int, frozenset[int], frozenset[int]]]:
-        """Yield for each message its receiver, its leaves, and those of the new sum."""
+        """Yield each message's receiver, its leaves, and the leaves of the new sum."""
         held = {j: frozenset([j]) for j in self.leaves}
         for hop in self.hops:
             for sender, receiver in hop:
@@ -61,7 +63,7 @@ class Tree:
 
 
 def ring(order: Sequence[int]) -> Tree:
-    """Return the chain ``order[0] -> order[1] -> ... -> order[-1]``, the root."""
+    """Return the chain ``order[0] -> ... -> order[-1]``, which ends at the root."""
     return Tree(order[-1], tuple((edge,) for edge in pairwise(order)))
 
 
@@ -70,7 +72,7 @@ def binary(order: Sequence[int], root: int | None = None) -> Tree:
 
     In each hop the parties that still hold a sum are paired in order, and the second
     of each pair sends to the first. A party without a partner waits. The root, by
-    default ``order[0]``, receives in each of its pairs, even where it is the second.
+    default ``order[0]``, receives in each of its pairs, even if it is the second.
     """
     root = order[0] if root is None else root
     hops, waiting = [], list(order)
@@ -88,7 +90,7 @@ def binary(order: Sequence[int], root: int | None = None) -> Tree:
 def spanning(topology: str, order: Sequence[int], root: int) -> Tree:
     """Return the chain ("ring") or binary tree ("tree") over `order`, ending at `root`.
 
-    A star has no such tree: the server adds.
+    A star has no such tree, because the server adds the terms.
     """
     if topology == "tree":
         return binary(order, root)
@@ -98,8 +100,8 @@ def spanning(topology: str, order: Sequence[int], root: int) -> Tree:
 def totally_different(a: Tree, b: Tree) -> bool:
     """Return whether no subtree with more than one leaf belongs to both trees.
 
-    Definition 2 of [1]. Subtrees are compared by their sets of leaves: a sum over S is
-    the same in any order.
+    This is Definition 2 of [1]. Subtrees are compared by their sets of leaves, since a
+    sum over S is the same in any order.
     """
     return a.subtrees().isdisjoint(b.subtrees())
 
@@ -107,20 +109,21 @@ def totally_different(a: Tree, b: Tree) -> bool:
 def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
     """Return the sums of x that single parties learn from two trees.
 
-    Terms x_j + b_j are added along the first and b_j along the second. Each result is a
-    party p and a smallest set S, p not in S, such that p can compute sum_S x_j.
+    Terms x_j + b_j are added along the first tree, and terms b_j along the second. Each
+    result is a party p and a smallest set S, p not in S, such that p can compute
+    sum_S x_j.
 
-    Definition 2 of [1] does not prevent this. It ignores single leaves: a party that
-    sends its bare term to the same receiver in both trees reveals
-    x_j = (x_j + b_j) - b_j. It also ignores that a receiver may add up its messages:
-    from {a} and {b, c} of one tree and {a, b} and {c} of the other it has the sum over
-    {a, b, c}.
+    Definition 2 of [1] does not prevent such sums. It ignores single leaves: a party
+    that sends its bare term to the same recipient in both trees reveals
+    x_j = (x_j + b_j) - b_j. It also ignores that a recipient may add up its messages:
+    from the sums over {a} and {b, c} in one tree, and over {a, b} and {c} in the other
+    tree, it has the sum over {a, b, c}.
     """
     learned: set[tuple[int, frozenset[int]]] = set()
     of_second = second.received()
     for party, messages in first.received().items():
-        # The messages of one tree are sums over disjoint sets. Where some messages of
-        # each tree sum over the same S, S is a union of components of overlapping sets.
+        # The messages of one tree are sums over disjoint sets. If some messages of each
+        # tree sum over the same S, S is a union of components of overlapping sets.
         pairs = [(leaves, 1) for leaves in messages]
         pairs += [(leaves, 2) for leaves in of_second.get(party, [])]
         while pairs:
@@ -143,9 +146,10 @@ def different_tree(
 ) -> Tree | None:
     """Return a tree over `leaves`, to `root`, that is totally different from `first`.
 
-    T2 of Algorithm 3 of [1], for its T1, which is over all parties and ends at l, the
-    root; the leaves are all parties but l'. A tree from which no party alone learns
-    anything (see `exposed`) is preferred. None: no tree that was tried is different.
+    This is T2 of Algorithm 3 of [1] for the given T1, which is over all parties and
+    ends at l, the root; the leaves of T2 are all parties except l'. A tree from which
+    no party alone learns anything (see `exposed`) is preferred. The result is None if
+    no tree that was tried is totally different.
     """
     fallback = None
     for order in _orders(leaves):
@@ -162,13 +166,14 @@ def two_trees(
 ) -> tuple[Tree, Tree]:
     """Return T1 and T2 of Algorithm 3 of [1] for l (`root`) and l' (`without`).
 
-    T1 is over all parties, at least two, and T2 over all but l'. Both end at l and are
-    totally different; from the two, no party alone learns a sum of x (see `exposed`).
+    T1 is over all parties, at least two, and T2 over all parties except l'. Both end at
+    l and are totally different; from the two trees, no party alone learns a sum of x
+    (see `exposed`).
 
-    Differs from [1] in that T1 is chosen to suit l', which is public in any case, since
-    some trees T1 have no T2: with four parties or more a chain in which l' sends to l,
-    and a binary tree in which all parties but l' are added first. And where l' sends
-    only its own term to l, l can subtract it and so learn a sum of x.
+    Unlike in [1], T1 is chosen to suit l', which is public in any case, because some
+    trees T1 have no T2: with four parties or more, a chain in which l' sends to l, and
+    a binary tree in which all parties except l' are added first. Moreover, if l' sends
+    only its own term to l, l can subtract this term and so learn a sum of x.
     """
     leaves = [party for party in parties if party != without]
     for order in _orders(parties):
