@@ -59,7 +59,7 @@ class Group(ABC):
         """
 
     def decode(self, total: Array) -> Array:
-        """Return the values, in the same shape, of a sum of up to `parties` encodings."""
+        """Decode the sum of up to `parties` encodings; the shape stays the same."""
         return np.asarray(total, dtype=self.dtype)
 
     def add(self, a: Array, b: Array, out: Array | None = None) -> Array:

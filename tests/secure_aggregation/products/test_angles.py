@@ -144,7 +144,7 @@ def test_a_correction_of_another_block_is_refused():
     first, second = deal_cosines(deal, ROOT, 2, FRACTION)
     delta = np.zeros((1024, 2), "<u2")
     cosine_shares(deal, 1, first, delta, 0, FRACTION)
-    with pytest.raises(ValueError, match="must be meant for this use"):
+    with pytest.raises(ValueError, match="has a wrong tag: it was altered"):
         cosine_shares(deal, 1, first, delta, 1, FRACTION)
     with pytest.raises(ValueError, match="correction must be"):
         cosine_shares(deal, 1, second, delta, 1, FRACTION)

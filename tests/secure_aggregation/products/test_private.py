@@ -170,7 +170,7 @@ def test_a_retry_opens_the_same_again():
     ],
 )
 def test_a_replay_in_another_use_is_refused(other, number, columns, party):
-    deal, rule = use(5, 4), r"must be meant for this use|correction must be"
+    deal, rule = use(5, 4), r"has a wrong tag: it was|correction must be"
     dealt = deal_factor(deal, ROOT, 1, 3)[party]
     PrivateProduct(deal, party, Dealt.unpack(dealt.pack()), 1, 3)
     replaced = dataclasses.replace(deal, **other)
@@ -190,7 +190,7 @@ def test_changed_bytes_are_refused():
     with pytest.raises(ValueError, match="correction must be"):
         PrivateProduct(deal, 0, Dealt.unpack(data[:-6]), 1, 3)
     replayed = deal_matrix(dataclasses.replace(deal, run_id=2), ROOT)
-    with pytest.raises(ValueError, match="must be meant for this use"):
+    with pytest.raises(ValueError, match="has a wrong tag: it was altered"):
         next(hide_matrix(deal, replayed, [np.zeros((5, 4), "<u8")], CHALLENGE))
 
 

@@ -96,7 +96,7 @@ def dealt():
 )
 def test_a_replay_in_another_use_party_or_block_is_refused(use, receiver, name):
     dealt().check(DEAL, 1, 9, "cosines 0")
-    with pytest.raises(ValueError, match=f"{receiver} .* must be meant for this use"):
+    with pytest.raises(ValueError, match=f"{receiver} .* has a wrong tag: it was"):
         dealt().check(use, receiver, 9, name)
 
 

@@ -171,7 +171,7 @@ def test_the_hidden_columns_of_an_owner_are_uniform_and_of_one_use():
     dealt = deal_row_owner(deal, ROOT, 0)
     assert uniform(octets(hide_rows(deal, 0, dealt, np.zeros((400, 30), "<u8")), 6))
     for other, owner in ((dataclasses.replace(deal, round=1), 0), (deal, 1)):
-        with pytest.raises(ValueError, match="must be meant for this use"):
+        with pytest.raises(ValueError, match="has a wrong tag: it was altered"):
             hide_rows(other, owner, dealt, np.zeros((400, deal.owners[owner]), "<u8"))
 
 

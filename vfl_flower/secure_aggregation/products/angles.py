@@ -1,25 +1,25 @@
 """Shares of the cosine of a sum of angles; nobody knows the sum.
 
-Party l of T holds angles theta_l. A dealer gives each party the seed of random angles
-r_l, and parties 0 and 1 shares of cos r and sin r, where r = sum_l r_l. Each party
-sends theta_l + r_l, which is uniform; so is the sum, delta = theta + r, and from it
-parties 0 and 1 get shares of the cosine, each alone, since cos(delta - r) is linear in
-what is shared:
+Party l of T holds angles theta_l. A dealer gives each party a seed of random angles
+r_l, and gives parties 0 and 1 shares of cos r and sin r, where r = sum_l r_l. Each
+party sends theta_l + r_l, which is uniform, and so is the sum, delta = theta + r. From
+delta, parties 0 and 1 each compute a share of the cosine on their own, since
+cos(delta - r) is linear in the shared values:
 
 .. code-block:: text
 
     [cos theta]_j = cos(delta) [cos r]_j + sin(delta) [sin r]_j,    j = 0, 1.
 
-Angles are unsigned integers, fractions of a turn, as in
-:class:`vfl_flower.secure_aggregation.groups.Circle`: they wrap, so a uniform angle
-hides another perfectly. A whole multiple m theta comes from the same message, m delta,
-with shares of cos(m r) and sin(m r).
+Angles are unsigned integers that represent fractions of a full turn, as in
+:class:`vfl_flower.secure_aggregation.groups.Circle`. They wrap around, so a uniform
+angle hides another angle perfectly. An integer multiple m theta needs no new message:
+it follows from m delta and shares of cos(m r) and sin(m r).
 
-That sine and cosine reduce to those of a random angle is in "New approach for sine and
-cosine in secure fixed-point arithmetic", CSCML 2023 (LNCS 13914), and a dealer who
-gives shares of t, sin t and cos t, in A. Y. L. Kei and S. S. M. Chow, "SHAFT", NDSS
-2025. Here the angle is a sum over any number of parties, and its mask too. The sine of
-the same angle costs no message and nothing that is dealt:
+The reduction of sine and cosine to those of a random angle is in "New approach for sine
+and cosine in secure fixed-point arithmetic", CSCML 2023 (LNCS 13914). A dealer who
+gives shares of t, sin t and cos t is in A. Y. L. Kei and S. S. M. Chow, "SHAFT", NDSS
+2025. Here both the angle and its mask are sums over any number of parties. The sine of
+the same angle needs no further message and no further randomness from the dealer:
 
 .. code-block:: text
 
@@ -46,12 +46,12 @@ from vfl_flower.typing import Array
 
 
 def hide_angles(deal: Deal, seed: bytes, angles: Array, block: int) -> Array:
-    """Return a party's angles of a block plus its random ones, theta_l + r_l.
+    """Return a party's angles of a block plus its random angles, theta_l + r_l.
 
-    The angles, (b, features), are uint16 or uint32. The result is uniform to whoever
-    lacks the seed. The sum over the parties wraps to delta. Pairwise masks on top of it
-    keep each party's angles from a dealer who colludes with a computing party: both
-    then read the sum alone.
+    The angles, (b, features), are uint16 or uint32. The result is uniform to anyone
+    without the seed. The results of all parties add up to delta, modulo a full turn. If
+    they are also sent under pairwise masks, a dealer who colludes with a computing
+    party sees no single party's angles: the two then read only the sum.
     """
     width = 8 * angles.itemsize
     return angles + deal.elements(seed, "angles", block, angles.shape, width)
@@ -65,10 +65,10 @@ def deal_cosines(
     multiple: int = 1,
     angle_bits: int = 16,
 ) -> Iterator[Dealt]:
-    """Yield what the dealer sends to party 1, one block of rows after another.
+    """Yield the dealer's messages to party 1, one per block of rows.
 
-    These are the shares of party 1 of cos(m r) and sin(m r), packed, with f fraction
-    bits, an even number. All others need their seed alone.
+    The messages hold party 1's shares of cos(m r) and sin(m r), packed, with an even
+    number f of fraction bits. All other parties need only their seed.
     """
     seeds = [deal.seed(root, party) for party in range(parties)]
     for block, rows in enumerate(deal.blocks()):
@@ -93,12 +93,12 @@ def cosine_shares(
 ) -> Array:
     """Return one computing party's shares of the cosines and sines of a block.
 
-    `dealt` is what the dealer sent: its seed to party 0, the block of
-    :func:`deal_cosines` to party 1; `delta`, (b, features), is theta + r.
+    `dealt` is the dealer's message: to party 0 its seed, and to party 1 the block of
+    :func:`deal_cosines`. `delta`, (b, features), is theta + r.
 
-    The result, uint64, (b, 2 * features), has [cos(m theta)]_j with f fraction bits,
-    and then the sines. They are even where cos and sin of delta are, so not uniform:
-    send them only under a mask, as the triples of
+    The result, uint64, (b, 2 * features), holds [cos(m theta)]_j with f fraction bits,
+    followed by the sines. These shares are even where cos and sin of delta are even, so
+    they are not uniform: send them only under a mask, as the triples of
     :mod:`vfl_flower.secure_aggregation.products.triples` do. Raises ValueError if the
     dealer's message is meant for a different use or block, too short or altered.
     """

@@ -1,8 +1,9 @@
 """The dealer's randomness for a Gram matrix with joint features, and for scored rows.
 
-Seeds of random angles, what the second party needs to make shares of their cosines, and
-the triples. The dealer sees none of the data, and must not work with either of the two
-parties that compute. Each function takes the secret `root` of the dealer, 32 bytes.
+The randomness is seeds of random angles, the second party's data for shares of their
+cosines, and the triples. The dealer sees none of the data, and must not collude with
+either of the two computing parties. Each function takes the dealer's secret `root`, 32
+bytes.
 """
 
 from __future__ import annotations
@@ -31,22 +32,24 @@ from vfl_flower.secure_aggregation.products.triples import (
 from vfl_flower.typing import Array
 
 FRACTION = 16
-"""Fraction bits of a feature if rows are many; each of its two factors has half."""
+"""Fraction bits of a feature if there are many rows; each of its factors has half."""
 
 FEW_ROWS = 2**12
 """Below this number of training rows, fraction bits fill the widest ring: rounding
 affects small models more, and a run sends only a third more bytes."""
 
 NEW_ROWS = FixedPoint(56, 28, 1.01)
-"""Encoding of the features of rows to predict, however many there are: a score adds up
-those of one row. Beside 28 fraction bits weights have 26 of the sum of their sizes."""
+"""Encoding of the features of rows to predict. It is the same for any number of rows,
+since a score adds up the features of one row. Next to 28 fraction bits of the features,
+weights have 26 fraction bits, relative to the sum of their absolute values."""
 
 
 def joint_fraction(rows: int) -> int:
     """Return the fraction bits of the features of training rows, an even number.
 
-    A cosine with f of them is off by some ``2^-(f / 2)``. In a ring of 48 bits few rows
-    have hardly more room than many: they take the widest.
+    A cosine with f fraction bits has an error of about ``2^-(f / 2)``. In a ring of 48
+    bits, few rows leave hardly more room than many rows, so few rows use the widest
+    ring.
 
     >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
     [26, 24, 16]
@@ -59,19 +62,19 @@ def joint_fraction(rows: int) -> int:
 
 
 def angle_deal(roles: Roles, session: int, name: str, bits: int) -> Deal:
-    """Return the use of the dealer's angles."""
+    """Return the use for the dealer's random angles."""
     return Deal(session, name, roles.turn, 0, (roles.rows, roles.joint // 2), bits)
 
 
 def place_of(roles: Roles, party: int) -> int:
-    """Return the place of a party in the order of angles: first, second, others."""
+    """Return a party's place in the order of angles: first, second, then the others."""
     computing = [roles.first, roles.second]
     others = [j for j, _ in enumerate(roles.owners) if j not in computing]
     return [*computing, *others].index(party)
 
 
 def deal_all(use: Deal, root: bytes, roles: Roles) -> list[Array]:
-    """Return a dealer's messages to each party, as bytes; `root` is its secret."""
+    """Return the dealer's messages to each party, as bytes; `root` is its secret."""
     sent = [deal_owner(use, root, owner).pack() for owner, _ in enumerate(roles.owners)]
     pair = roles.first, roles.second
     for party, dealt in zip(pair, deal_gram(use, root), strict=True):
@@ -82,7 +85,7 @@ def deal_all(use: Deal, root: bytes, roles: Roles) -> list[Array]:
 def _deal_angles(
     use_of: Callable[[Roles, int], Deal], session: int, root: bytes, roles: Roles
 ) -> list[list[Array]]:
-    """Return the seed of angles for each party, in a list; none without angles."""
+    """Return a list for each party: its seed of angles, or nothing without angles."""
     if not roles.joint:
         return [[] for _ in roles.owners]
     use = use_of(roles, session)
@@ -91,17 +94,17 @@ def _deal_angles(
 
 
 def training_angles(roles: Roles, session: int) -> Deal:
-    """Return the use of the dealer's angles of the training rows."""
+    """Return the use for the dealer's random angles of the training rows."""
     return angle_deal(roles, session, "angles", roles.numbers.bits)
 
 
 def row_angles(roles: Roles, session: int) -> Deal:
-    """Return the use of the dealer's angles of rows that are scored."""
+    """Return the use for the dealer's random angles of rows to score."""
     return angle_deal(roles, session, "new angles", NEW_ROWS.bits)
 
 
 def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
-    """Return a dealer's messages to each party for a round; `root` is its secret."""
+    """Return the dealer's messages to each party for a round; `root` is its secret."""
     angles = _deal_angles(training_angles, session, root, roles)
     grams = deal_all(roles.deal(session), root, roles)
     pairs = zip(angles, grams, strict=True)
@@ -111,7 +114,7 @@ def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
 def cosines_of(
     use: Deal, root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
 ) -> Array:
-    """Return the second party's randomness for cosines of `multiple` times angles."""
+    """Return the second party's randomness for cosines of `multiple` times an angle."""
     dealt = deal_cosines(
         use, root, len(roles.owners), roles.fraction, multiple, angle_bits
     )
@@ -119,14 +122,14 @@ def cosines_of(
 
 
 def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
-    """Return the use of the triple for the scores of rows."""
+    """Return the use for the triple of rows' scores."""
     shape = roles.rows, roles.columns, outputs
     owners = (*roles.owners, *(roles.joint,) * bool(roles.joint))
     return Deal(session, "scores", roles.turn, 0, shape, NEW_ROWS.bits, owners)
 
 
 def deal_rows(session: int, root: bytes, roles: Roles, outputs: int) -> list[Array]:
-    """Return a dealer's messages to each party for rows with K scores each."""
+    """Return the dealer's messages to each party for rows with several scores."""
     made = _deal_angles(row_angles, session, root, roles)
     deal = row_deal(roles, session, outputs)
     for owner, sent in enumerate(made):

@@ -1,10 +1,10 @@
 """Products of one party's private integer matrix with another party's shares.
 
 Parties 0 and 1 compute. One of them, the *holder*, has a private matrix Z (n x K): its
-bins, one-hot, or its shares of the bins of further parties. The *other* has s (n x m):
-its shares of some columns, in fixed point. They want shares of Z^T s modulo 2^k. Z is
-opened once under a mask A, for all later products, and each s under a mask M of its own
-(P. Mohassel and Y. Zhang, "SecureML", IEEE S&P 2017):
+own bins in one-hot form, or its shares of other parties' bins. The *other* party has
+s (n x m): its shares of some columns, in fixed point. The two want shares of Z^T s
+modulo 2^k. Z is opened once under a mask A, for all later products, and each s is
+opened under a separate mask M (P. Mohassel and Y. Zhang, "SecureML", IEEE S&P 2017):
 
 .. code-block:: text
 
@@ -12,25 +12,26 @@ opened once under a mask A, for all later products, and each s under a mask M of
     each s  the other opens W = s - M
             Z^T s = Z^T W + E^T M + A^T M
 
-The holder makes the first term, the other the second, and both have shares of the last.
+The holder computes the first term, the other party computes the second term, and both
+have shares of the last term.
 
-The dealer gives the holder the seed of A and K x m numbers, its share of A^T M; the
-share of the other follows from its seed, that of M. E and W are uniform to those who
-get them. That A is used for many products reveals nothing: E is sent once, and each M
-and each share of A^T M is new.
+The dealer gives the holder the seed of A and K x m numbers, which are its share of
+A^T M. The other party's share follows from its seed of M. E and W are uniform to their
+recipients. Using A for many products reveals nothing: E is sent once, and each M and
+each share of A^T M is new.
 
-An integer times a number with f fraction bits has f fraction bits, so nothing is ever
-cut off: Z^T s is exact as long as 2^k holds it. Of shares s = s_0 + s_1 of both, a
-party's own Z^T s_j needs no help. Where Z is one-hot, the holder counts by bin
-(:func:`bin_sums`); the products with E and A are dense.
+An integer times a number with f fraction bits has f fraction bits, so no bits are ever
+cut off: Z^T s is exact as long as it fits into 2^k. If both parties have shares of
+s = s_0 + s_1, the holder computes Z^T s_j of its own share without help. If Z is
+one-hot, the holder sums by bin (:func:`bin_sums`); the products with E and A are dense.
 
 **A dealer that sends a wrong A^T M**, or seeds that do not fit it, would change the
-result. So A has columns B that hide no column of Z: the holder opens U = A V + B beside
-E, with V random and unknown to the dealer, and for each product both compare
-V^T [A^T M] + [B^T M], of which the other has U^T M less its share. U is uniform, and is
-opened once for all products too. An error passes with probability 2^-SACRIFICED
-(:mod:`vfl_flower.secure_aggregation.products.triples`). Not checked is whether the
-holder opens the Z, and the other the s, that it ought to.
+result. So A has additional columns B that hide no column of Z. With E, the holder opens
+U = A V + B, where V is random and unknown to the dealer. For each product both parties
+compare V^T [A^T M] + [B^T M], which the other party computes as U^T M minus its share.
+U is uniform, and is also opened once for all products. An error passes with probability
+2^-SACRIFICED (:mod:`vfl_flower.secure_aggregation.products.triples`). No check shows
+whether the holder opens the correct Z, and the other party the correct s.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ from vfl_flower.typing import Array
 def holder_of(deal: Deal) -> int:
     """Return the party, 0 or 1, that has Z: the owner of all of its columns.
 
-    So the masks of both directions differ. Raises ValueError for other owners.
+    So the masks of the two directions differ. Raises ValueError if neither party owns
+    all columns.
     """
     columns = deal.shape[1]
     if deal.owners not in ((columns, 0), (0, columns)):
@@ -70,10 +72,10 @@ def holder_of(deal: Deal) -> int:
 
 
 def factor_use(deal: Deal, number: int, columns: int) -> Deal:
-    """Return the use of the product with an s of so many columns.
+    """Return the use of the product with an s of the given number of columns.
 
-    The `number` takes the place of the round of E's: it is never used again for another
-    s. Raises ValueError if it is not greater.
+    `number` replaces the round in the use of E, and must never be used again for a
+    different s. Raises ValueError if `number` is not above that round.
     """
     if number <= deal.round:
         raise ValueError(f"number must be above {deal.round}, got {number}")
@@ -81,7 +83,10 @@ def factor_use(deal: Deal, number: int, columns: int) -> Deal:
 
 
 def deal_matrix(deal: Deal, root: bytes) -> Dealt:
-    """Return the dealer's message to the holder of Z, once; `root` is its secret."""
+    """Return the dealer's message to the holder of Z, which is sent only once.
+
+    `root` is the dealer's secret.
+    """
     holder = holder_of(deal)
     return Dealt.of(deal, holder, deal.seed(root, holder))
 
@@ -107,10 +112,11 @@ def deal_factor(
 def hide_matrix(
     deal: Deal, dealt: Dealt, matrix: Iterable[Array], challenge: bytes
 ) -> Iterator[Array]:
-    """Yield blocks of (E, U), (b, K + SACRIFICED), for the other party, once; uniform.
+    """Yield blocks of (E, U), (b, K + SACRIFICED), to be sent to the other party once.
 
-    The `challenge` is a secret of the two parties, which the dealer never learns.
-    Raises ValueError if the dealer's message is for a different use or altered.
+    The blocks are uniform. `challenge` is a secret of the two parties, which the dealer
+    never learns. Raises ValueError if the dealer's message is for a different use or
+    altered.
     """
     dealt.check(deal, holder_of(deal))
     factors = _challenge(deal, challenge)
@@ -122,10 +128,11 @@ def hide_matrix(
 class PrivateProduct:
     """One party's role in computing Z^T s for one s.
 
-    The other sends :meth:`opening` to the holder. The shares (:meth:`share`) are those
-    of Z^T W at the holder and of :meth:`masked_sums` at the other. Before anybody adds
-    them, both compare their :meth:`proof`. Raises ValueError if the dealer's message is
-    for a different use or altered.
+    The other party sends :meth:`opening` to the holder. Both compute their shares
+    (:meth:`share`): the holder from Z^T W, and the other party from
+    :meth:`masked_sums`. Before anybody adds the shares, both compare their
+    :meth:`proof`. Raises ValueError if the dealer's message is for a different use or
+    altered.
     """
 
     def __init__(
@@ -141,12 +148,12 @@ class PrivateProduct:
             self._product = _expanded_product(use, dealt.seed)
 
     def opening(self, factor: Array) -> Array:
-        """Return W = s - M, (n, m), which the other sends to the holder; uniform."""
+        """Return W = s - M, (n, m), which the other party sends; it is uniform."""
         masks = np.concatenate([*_masks(self._use, self._seed)])
         return subtract(factor, masks, self._use.bits)
 
     def masked_sums(self, opened: Iterable[Array]) -> Array:
-        """Return (E, U)^T M at the other, (K + SACRIFICED, m), by blocks of (E, U)."""
+        """Return (E, U)^T M, (K + SACRIFICED, m), at the other party, from blocks."""
         total = np.zeros_like(self._product)
         masks = _masks(self._use, self._seed)
         for rows, mask in zip(opened, masks, strict=True):
@@ -156,7 +163,7 @@ class PrivateProduct:
     def share(self, sums: Array) -> Array:
         """Return this party's share of Z^T s, uint64, (K, m); it is uniform.
 
-        `sums` is Z^T W at the holder, and :meth:`masked_sums` at the other.
+        `sums` is Z^T W at the holder, and :meth:`masked_sums` at the other party.
         """
         columns = self._use.shape[1]
         return reduce(sums[:columns] + self._product[:columns], self._use.bits)
@@ -164,7 +171,7 @@ class PrivateProduct:
     def proof(self, challenge: bytes, masked_sums: Array | None = None) -> bytes:
         """Return a digest that is the same at both parties if the dealer was honest.
 
-        The other has its :meth:`masked_sums`.
+        Only the other party, not the holder, passes its :meth:`masked_sums`.
         """
         bits, columns = self._use.bits, self._use.shape[1]
         residual = combined(self._product.T, _challenge(self._deal, challenge), bits)
@@ -174,7 +181,7 @@ class PrivateProduct:
 
 
 def one_hot(bins: Array, widths: Sequence[int]) -> Array:
-    """Return the columns of Z that bins stand for, uint64, (b, sum of widths).
+    """Return the columns of Z that represent bins, uint64, (b, sum of widths).
 
     Column j of `bins`, integers of shape (b, p), has values below ``widths[j]``.
     """
@@ -183,9 +190,9 @@ def one_hot(bins: Array, widths: Sequence[int]) -> Array:
 
 
 def bin_sums(bins: Array, widths: Sequence[int], values: Array, bits: int) -> Array:
-    """Return Z^T W for one-hot Z, modulo 2^bits: the sums of the rows in each bin.
+    """Return Z^T W for one-hot Z, modulo 2^bits: the sum of the rows in each bin.
 
-    `values` is W, uint64, (n, m); the bins are those of :func:`one_hot`.
+    `values` is W, uint64, (n, m); `bins` and `widths` are as in :func:`one_hot`.
     """
     columns = values.shape[1]
     sums = np.zeros(sum(widths) * columns, "<u8")
@@ -198,14 +205,14 @@ def bin_sums(bins: Array, widths: Sequence[int], values: Array, bits: int) -> Ar
 
 
 def _masks(deal: Deal, seed: bytes) -> Iterator[Array]:
-    """Yield the blocks of (A, B), or, for the use of one s, those of M."""
+    """Yield the blocks of (A, B), or of M if the use is that of one s."""
     columns = deal.shape[1] + SACRIFICED if len(deal.shape) == 2 else deal.shape[2]
     for block, rows in enumerate(deal.blocks()):
         yield deal.elements(seed, "mask", block, (rows.stop - rows.start, columns))
 
 
 def _expanded_product(use: Deal, seed: bytes) -> Array:
-    """Return the share of (A, B)^T M that the other has."""
+    """Return the other party's share of (A, B)^T M."""
     return use.elements(seed, "product", 0, (use.shape[1] + SACRIFICED, use.shape[2]))
 
 

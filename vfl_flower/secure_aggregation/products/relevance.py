@@ -1,12 +1,13 @@
 """Relevance of columns for a kernel model, computed under shares.
 
-After a first turn the label holder knows H, and another party its part Omega of the
-frequencies (:mod:`vfl_flower.numerics.ridge.relevance`). The party gets Omega^T B,
-where B is a random matrix from N(0, H) that the label holder draws, and nobody else
-gets anything: one triple of the dealer
-(:mod:`vfl_flower.secure_aggregation.products.triples`), whose opening the party sends
-with its columns of the first turn, and what checks the triple with it. From Omega^T B
-it has the relevance of its own columns, and scales these for the second turn.
+After a first round the label holder knows H, and another party knows Omega, its own
+block of the frequencies (:mod:`vfl_flower.numerics.ridge.relevance`). The party learns
+Omega^T B, where B is a random matrix from N(0, H) that the label holder draws, and
+nobody else learns anything. This takes one triple from the dealer
+(:mod:`vfl_flower.secure_aggregation.products.triples`). The party sends the opening of
+the triple, and the values that check the triple, with its columns of the first round.
+From Omega^T B it computes the relevance of its own columns, and scales these columns
+for the second round.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from vfl_flower.secure_aggregation.products.shares import (
 from vfl_flower.typing import Array
 
 PROBES = 128
-"""Columns of B: a relevance has a relative standard error of 1/8, a scale of 1/16."""
+"""Number of columns of B. The relative standard error of a relevance is then 1/8, and
+of a scale 1/16."""
 
 FREQUENCIES = FixedPoint(63, 20, 256.0)
-"""Encoding of frequencies, times the bandwidth; larger Laplacian ones are clipped."""
+"""Encoding of frequencies times the bandwidth; larger Laplacian values are clipped."""
 
 MIXTURES = FixedPoint(63, 20, 2.0**20)
 """Encoding of B."""
 
 
 def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
-    """Return the use of the triple of the label holder and an owner of d columns."""
+    """Return the use for the triple of the label holder and an owner of columns."""
     shape = width, roles.joint // 2, PROBES
     return Deal(session, "relevance", roles.turn, owner, shape, FREQUENCIES.bits)
 
@@ -50,9 +52,10 @@ def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
 def deal_relevance(
     session: int, root: bytes, roles: Roles, widths: Sequence[int]
 ) -> tuple[list[Array | None], dict[int, Array]]:
-    """Return a dealer's message to each party, None for the label holder.
+    """Return the dealer's message to each party, None for the label holder.
 
-    Also return its messages to the label holder, by the other party.
+    Also return the dealer's messages to the label holder, by the index of the other
+    party.
     """
     of_holder: dict[int, Array] = {}
     of_others: list[Array | None] = [None] * len(widths)
@@ -85,9 +88,9 @@ def hidden_frequencies(
 def hidden_probes(
     deal: Deal, dealt: Array, opening: Array, B: Array, challenge: bytes
 ) -> Array:
-    """Return B, (A, probes), under a mask, and a share, for the party of an opening.
+    """Return B, (A, probes), under a mask, and a share, for the opening's sender.
 
-    Raises ValueError if a message of the dealer or the party is meant for a different
+    Raises ValueError if a message from the dealer or the party is meant for a different
     use, too short or altered, or if the triple is wrong.
     """
     bits = deal.bits
@@ -117,7 +120,7 @@ def hidden_probes(
 def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
     """Return the relevance of a party's columns, shape (d,).
 
-    Raises ValueError if a message of the dealer or the label holder does not fit.
+    Raises ValueError if a message from the dealer or the label holder does not fit.
     """
     bits = deal.bits
     triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))

@@ -1,10 +1,11 @@
 """Exact matrix products modulo 2^k on the float64 routines of BLAS.
 
-NumPy multiplies matrices of integers without BLAS, tens of times slower. So each
-element is cut into limbs of w <= 17 bits; a sum of products of two limbs is an integer
-below 2^53 as long as it has few enough terms, so float64 holds it exactly, whatever the
-order of the additions. Pairs of limbs whose product is a multiple of 2^k are left out:
-of 48 bits in three limbs 6 of 9 products are made, of 64 bits in four limbs 10 of 16.
+NumPy multiplies matrices of integers without BLAS, which is tens of times slower. So
+each element is cut into limbs of w <= 17 bits. With few enough terms, a sum of products
+of two limbs is an integer below 2^53, so float64 holds it exactly, whatever the order
+of the additions. Pairs of limbs whose product is a multiple of 2^k are left out: for 48
+bits in three limbs, 6 of 9 products are computed, and for 64 bits in four limbs, 10 of
+16.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from vfl_flower.secure_aggregation.fixed_point import reduce
 from vfl_flower.typing import Array
 
 _WIDEST = 17
-"""Bits of the widest limb: three hold 49 bits, four 64."""
+"""Bits of the widest limb; three limbs hold 49 bits, and four limbs hold 64."""
 
 _TERMS = 1 << 17
-"""Rows whose sums of squares, of sums of two limbs of 17 bits, stay below 2^53."""
+"""Number of rows whose sums of squares, for sums of two limbs of 17 bits each, stay
+below 2^53."""
 
 
 def product(left: Array, right: Array, bits: int) -> Array:
-    """Return the product of two matrices modulo 2^bits, of the shape (m, p).
+    """Return the product of two matrices modulo 2^bits, shape (m, p).
 
-    `left`, (m, n), and `right`, (n, p), have elements of uint64 below 2^bits <= 2^64.
+    `left`, (m, n), and `right`, (n, p), have uint64 elements below 2^bits <= 2^64.
     """
     total = np.zeros((left.shape[0], right.shape[1]), "<u8")
     width = limb_width(bits)
@@ -42,12 +44,13 @@ def product(left: Array, right: Array, bits: int) -> Array:
 class SquareSum:
     """The sum of A^T A over blocks of rows of A, modulo 2^bits.
 
-    With A = sum_i 2^(w i) L_i, the limbs i < j give 2^(w (i + j)) (X + X^T) for
-    X = L_i^T L_j, and for i = 0, j = 1 that is (L_0 + L_1)^T (L_0 + L_1) without the
-    squares of both. BLAS makes a square in half the time of a product: 48 bits take two
-    and a half products in the place of six, 64 bits four and a half in that of ten.
+    With A = sum_i 2^(w i) L_i, the limbs i < j contribute 2^(w (i + j)) (X + X^T) for
+    X = L_i^T L_j. For i = 0 and j = 1, X + X^T is (L_0 + L_1)^T (L_0 + L_1) minus the
+    squares of both limbs. BLAS computes a square in half the time of a product: 48 bits
+    take two and a half products instead of six, and 64 bits take four and a half
+    instead of ten.
 
-    `bits` is from 35 to 64: three or four limbs.
+    `bits` is from 35 to 64, which means three or four limbs.
     """
 
     def __init__(self, columns: int, bits: int) -> None:
@@ -57,7 +60,7 @@ class SquareSum:
         self._rows = 0
 
     def add(self, block: Array) -> None:
-        """Add the product of a block, uint64, (n, columns), n at most 131,072."""
+        """Add A^T A of a block A, uint64, (n, columns), with n at most 131,072."""
         if self._rows + len(block) > _TERMS:
             self._carry()
         self._rows += len(block)
@@ -75,14 +78,14 @@ class SquareSum:
         return reduce(self._total.copy(), self.bits)
 
     def _add(self, name: str, term: Array) -> None:
-        """Add whole numbers to one of the sums in float64."""
+        """Add integers to one of the sums in float64."""
         if name in self._sums:
             self._sums[name] += term
         else:
             self._sums[name] = term
 
     def _carry(self) -> None:
-        """Move the sums in float64 to the total, before they reach 2^53."""
+        """Move the sums in float64 to the total before they reach 2^53."""
         sums = {name: term.astype("<u8") for name, term in self._sums.items()}
         self._sums, self._rows = {}, 0
         if not sums:
@@ -96,17 +99,17 @@ class SquareSum:
 
 
 def limb_width(bits: int) -> int:
-    """Return the width of the limbs of integers of `bits` bits."""
+    """Return the width of the limbs of integers with `bits` bits."""
     return -(-bits // limbs(bits))
 
 
 def limbs(bits: int) -> int:
-    """Return the number of limbs of integers of `bits` bits."""
+    """Return the number of limbs of integers with `bits` bits."""
     return -(-bits // _WIDEST)
 
 
 def split(elements: Array, bits: int) -> list[Array]:
-    """Return the limbs of elements, lowest first, as float64 of their shape."""
+    """Return the limbs of elements, lowest first, as float64 in the same shape."""
     width = limb_width(bits)
     low = np.uint64(2**width - 1)
     return [

@@ -11,20 +11,21 @@ from vfl_flower.secure_aggregation import fixed_point
 from vfl_flower.secure_aggregation.products.shares import Deal
 
 BITS = 63
-"""Width of the ring: 8 bytes an element."""
+"""Width of the ring: 8 bytes per element."""
 
 NORM = 0.99
-"""Length of a column: the Gram matrix of unit columns, and so 31 fraction bits."""
+"""Length of a column, close to 1, so that the Gram matrix has 31 fraction bits."""
 
 MOST_MEAN_SQUARE = 1.02
-"""Largest mean square of a column whose fraction bits are given."""
+"""Maximum mean square of a column whose fraction bits are given."""
 
 LARGEST = 64.0
-"""Largest absolute value in such a column."""
+"""Maximum absolute value in a column whose fraction bits are given."""
 
 MOST_NUMBERS = 2**26
-"""Most numbers in all columns together: so many that no message has more than some 500
-MB. With 41 million the two that compute take 1.4 GB, and a server that deals 1.9 GB."""
+"""Maximum number of values in all columns together, so that no message has more than
+some 500 MB. With 41 million values, the two computing parties take 1.4 GB, and a server
+that is the dealer takes 1.9 GB."""
 
 Place = Annotated[int, Ge(0), Le(2**20)]
 Count = Annotated[int, Ge(0)]
@@ -39,7 +40,7 @@ class Roles:
     second: Place
     """Index of the other computing party."""
     owners: list[int]
-    """How many columns each party has, in party order."""
+    """The number of columns of each party, in party order."""
     rows: Count
     """The number of rows."""
     dealer: Place | None = None
@@ -47,7 +48,7 @@ class Roles:
     joint: Count = 0
     """The number of joint columns, which come last."""
     fraction: Count = 0
-    """Fraction bits of a column whose mean square is at most `MOST_MEAN_SQUARE`; 0:
+    """Fraction bits of a column whose mean square is at most `MOST_MEAN_SQUARE`. If 0,
     columns have a length of at most `NORM`, and as many fraction bits as fit."""
     turn: Count = 0
     """The number of this Gram matrix in the run."""
@@ -68,7 +69,7 @@ class Roles:
 
     @property
     def numbers(self) -> fixed_point.FixedPoint:
-        """How the columns are encoded."""
+        """The encoding of the columns."""
         if not self.fraction:
             return fixed_point.finest_gram_fixed_point(
                 self.rows, 1.0, BITS, square_sum=1.01 * NORM**2

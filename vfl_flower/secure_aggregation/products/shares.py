@@ -1,24 +1,24 @@
 """Additive shares modulo 2^k, and the dealer's randomness for them.
 
-Two parties compute, numbers 0 and 1. A matrix X is shared where party j has [X]_j and
-X = [X]_0 + [X]_1 modulo 2^k: each share alone is uniform. A dealer, who sees none of
+Two parties compute, parties 0 and 1. A matrix X is shared if party j has [X]_j and
+X = [X]_0 + [X]_1 modulo 2^k; each share alone is uniform. A dealer, who sees nothing of
 what the parties exchange, gives them correlated randomness (D. Beaver, "Commodity-based
-cryptography", STOC 1997): mostly a seed, from which a party expands what it needs,
-block after block, and a correction for what seeds alone cannot give.
+cryptography", STOC 1997). This is mostly a seed, which a party expands block by block,
+and a correction for values that seeds alone cannot provide.
 
-Every stream is bound to what it is for, a :class:`Deal`: a seed that comes again in
-another run, step, round, half or shape gives other elements, so that no mask ever hides
-two values. A message of a dealer carries a tag under its seed, so that one that was
-meant for another use, was cut or was changed on its way is refused. The tag is no
-protection against the dealer, who knows the seed.
+Every stream is bound to its use, a :class:`Deal`: the same seed in a different run,
+step, round, half or shape gives different elements, so that no mask ever hides two
+values. A dealer's message carries a tag under its seed, so that a message is refused if
+it was meant for a different use, was cut, or was changed on its way. The tag does not
+protect against the dealer, who knows the seed.
 
-All this is secure while nobody colludes: the dealer and either computing party together
-can read the shared values, and so can the two computing parties. Nothing is sent to a
-dealer. But a dealer that sends inconsistent randomness adds an error that it knows to
-the results, and values derived from these may then reveal something about the shared
-data. For products, and for the seeds of their masks, a check detects this
-(:mod:`vfl_flower.secure_aggregation.products.triples`). For cosines and the seeds of
-angles there is none.
+All this is secure only while nobody colludes: the dealer and either computing party
+together can read the shared values, and so can the two computing parties. Nothing is
+sent to a dealer. But a dealer that sends inconsistent randomness adds an error that it
+knows to the results, and values derived from these results may then reveal something
+about the shared data. A check detects this for products and for the seeds of their
+masks (:mod:`vfl_flower.secure_aggregation.products.triples`). There is no such check
+for cosines and the seeds of angles.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vfl_flower.typing import Array
 SEED_BYTES = 32
 
 BLOCK_ROWS = 1024
-"""Rows of a block: each block has a separate stream, so a party can start at any."""
+"""Number of rows in a block. Blocks have separate streams, so any may come first."""
 
 NOTHING = np.empty(0, "u1")
 """The correction of a party that gets only a seed."""
@@ -48,29 +48,29 @@ NOTHING = np.empty(0, "u1")
 
 @dataclass(frozen=True)
 class Deal:
-    """The use of one piece of the dealer's randomness; the same at all its users.
+    """One use of the dealer's randomness; the same at everyone who takes part in it.
 
-    **Contract of the caller**: never use one again for other data. Two openings under
-    one mask reveal the difference of the hidden values. The same data may be opened
-    again (a retry): the message is then the same, bit for bit.
+    **Contract of the caller**: never repeat a use with different data. Two openings
+    under one mask reveal the difference of the hidden values. The same data may be
+    opened again (a retry): the message is then the same, bit for bit.
 
-    Raises ValueError if a size in `shape` is not positive, or the columns of `owners`
-    are not those of `shape`.
+    Raises ValueError if a size in `shape` is not positive, or if `owners` do not add up
+    to the columns in `shape`.
     """
 
     run_id: int
     action: str
     """Step of the protocol."""
     round: int
-    """Strictly grows within a run for the same action, at least 0."""
+    """Strictly increases within a run for the same action, at least 0."""
     half: int
-    """Which part of the rows, at least 0."""
+    """Number of the set of rows, at least 0."""
     shape: tuple[int, ...]
-    """Rows, columns, and outputs where there are any."""
+    """Rows, columns and, if any, outputs."""
     bits: int
     """Width k of the ring."""
     owners: tuple[int, ...] = ()
-    """How many columns each party owns, in their order, where a party hides its own
+    """How many columns each party owns, in party order, if each party hides its own
     columns and shares none; see
     :func:`~vfl_flower.secure_aggregation.products.triples.hide_columns`."""
 
@@ -98,7 +98,7 @@ class Deal:
         ]
 
     def seed(self, root: bytes, receiver: int) -> bytes:
-        """Return the seed that a dealer with the secret `root` gives to a receiver."""
+        """Return the seed that a dealer with the secret `root` gives to `receiver`."""
         return derive_key(root, [*self.parts("seed"), str(receiver).encode()])
 
     def elements(
@@ -106,9 +106,9 @@ class Deal:
     ) -> Array:
         """Expand a seed to uniform integers of a shape, the same each time.
 
-        They are ChaCha20 under the key of seed, use, name and block, where the name is
-        what the integers are for within this use. With `bits` of 16 or 32 they are
-        angles, uint16 or uint32; with 0 elements of the ring, uint64.
+        The integers are ChaCha20 output under the key of seed, use, name and block; the
+        name distinguishes the integers' purpose within this use. With 16 or 32 `bits`
+        they are angles, uint16 or uint32; with 0 they are elements of the ring, uint64.
         """
         count = math.prod(shape)
         take = stream(seed, [*self.parts(name), str(block).encode()])
@@ -119,7 +119,7 @@ class Deal:
         return words & np.uint64(2**self.bits - 1)
 
     def blocks(self) -> Iterator[slice]:
-        """Return the rows of each block, in order."""
+        """Yield the rows of each block, in order."""
         for start in range(0, self.rows, BLOCK_ROWS):
             yield slice(start, min(start + BLOCK_ROWS, self.rows))
 
@@ -132,10 +132,9 @@ class Dealt:
     seed: bytes
     """The party's seed, 32 bytes. Whoever reads it can remove the party's masks."""
     correction: Array
-    """Packed elements, uint8, (b,), which look uniform; empty where the seed is
-    enough."""
+    """Packed elements, uint8, (b,), which look uniform; empty if the seed is enough."""
     tag: bytes
-    """Keyed hash of use, receiver and correction, 32 bytes."""
+    """Keyed hash of use, recipient and correction, 32 bytes."""
 
     @classmethod
     def of(
@@ -161,9 +160,9 @@ class Dealt:
         return cls(seed, np.ascontiguousarray(data[2 * SEED_BYTES :]), tag.tobytes())
 
     def check(self, deal: Deal, receiver: int, length: int = 0, name: str = "") -> None:
-        """Raise ValueError unless this message is intact and for this receiver and use.
+        """Raise ValueError unless this message is intact, for `receiver` and this use.
 
-        `length` counts the bytes of the correction, and `name` is that of :meth:`of`.
+        `length` is the number of bytes in the correction; `name` is as in :meth:`of`.
         """
         if len(self.seed) != SEED_BYTES:
             raise ValueError(f"seed must have {SEED_BYTES} bytes, got {len(self.seed)}")
@@ -176,13 +175,13 @@ class Dealt:
         if not hmac.compare_digest(tag, self.tag):
             raise ValueError(
                 f"the dealer's message to party {receiver} for {deal.action}, round "
-                f"{deal.round}, half {deal.half}, must be meant for this use and "
-                "unaltered, but its tag is wrong"
+                f"{deal.round}, half {deal.half}, has a wrong tag: it was altered or "
+                "is meant for a different use"
             )
 
 
 class Portion:
-    """Reads the dealer's messages to one party, one by one."""
+    """A reader of the dealer's messages to one party, one by one."""
 
     def __init__(self, data: Array) -> None:
         self._left = data
@@ -196,12 +195,12 @@ class Portion:
         """Raise ``ValueError`` if there are more bytes."""
         if len(self._left):
             raise ValueError(
-                f"the dealer's messages must have no more bytes, got {len(self._left)}"
+                f"the dealer's messages have {len(self._left)} bytes too many"
             )
 
 
 class Elements:
-    """Reads packed elements of a ring, block by block."""
+    """A reader of packed elements of a ring, block by block."""
 
     def __init__(self, data: Array) -> None:
         self._data, self._place = data, 0
@@ -219,20 +218,21 @@ class Elements:
 
 
 def width_of(bits: int) -> int:
-    """Return the bytes of an element of a ring."""
+    """Return the number of bytes in an element of a ring."""
     return -(-bits // 8)
 
 
 def pack(elements: Array, bits: int) -> Array:
-    """Return elements below 2^bits as ceil(bits / 8) bytes each, the lowest first."""
+    """Return elements below 2^bits as ceil(bits / 8) bytes each, lowest byte first."""
     words = np.ascontiguousarray(elements, "<u8").reshape(-1, 1).view("u1")
     return words[:, : width_of(bits)].ravel()
 
 
 def unpack(data: Array, bits: int, shape: tuple[int, ...]) -> Array:
-    """Return the elements of :func:`pack`, uint64.
+    """Return the elements that :func:`pack` packed, uint64.
 
-    Raises ValueError for too few or too many bytes, or an element not below 2^bits.
+    Raises ValueError for too few or too many bytes, or if an element is not below
+    2^bits.
     """
     size = width_of(bits)
     count = math.prod(shape)
@@ -250,7 +250,7 @@ def unpack(data: Array, bits: int, shape: tuple[int, ...]) -> Array:
 
 
 def add(*shares: Array, bits: int) -> Array:
-    """Return the sum of arrays of elements modulo 2^bits, a new array."""
+    """Return the sum of arrays of elements modulo 2^bits, as a new array."""
     total = shares[0].copy()
     for share in shares[1:]:
         total += share
@@ -258,7 +258,7 @@ def add(*shares: Array, bits: int) -> Array:
 
 
 def subtract(left: Array, right: Array, bits: int) -> Array:
-    """Return the difference of two arrays of elements modulo 2^bits, a new array."""
+    """Return the difference of two arrays modulo 2^bits, as a new array."""
     return reduce(np.subtract(left, right), bits)
 
 

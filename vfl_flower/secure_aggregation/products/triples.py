@@ -1,42 +1,43 @@
 """Products of shared matrices with a dealer's correlated randomness.
 
 A product of shared numbers takes one triple (D. Beaver, "Efficient multiparty protocols
-using circuit randomization", CRYPTO 1991), of matrices as well (P. Mohassel and
-Y. Zhang, "SecureML", IEEE S&P 2017). Parties 0 and 1 hold shares of F modulo 2^k.
+using circuit randomization", CRYPTO 1991), and so does a product of shared matrices
+(P. Mohassel and Y. Zhang, "SecureML", IEEE S&P 2017). Parties 0 and 1 hold shares of F
+modulo 2^k.
 
-**F^T F.** Parties get the seeds of random matrices A_0 and A_1, open E = F - A_0 - A_1,
-which is uniform, and party j has H_j = E + 2 A_j. Since H_0 + H_1 = 2 F and
-H_0 - H_1 = 2 (A_0 - A_1), the parallelogram law says
+**F^T F.** Parties 0 and 1 get the seeds of random matrices A_0 and A_1, and open
+E = F - A_0 - A_1, which is uniform. Party j then has H_j = E + 2 A_j. Since
+H_0 + H_1 = 2 F and H_0 - H_1 = 2 (A_0 - A_1), the parallelogram law says
 
 .. code-block:: text
 
     2 F^T F = H_0^T H_0 + H_1^T H_1 - 2 C,    C = (A_0 - A_1)^T (A_0 - A_1)
 
-modulo 2^(k + 1), with shares of C from the dealer. So all three make one symmetric
-product; the usual triple, with A^T A, takes two at one party and one of twice that cost
-at the other.
+modulo 2^(k + 1), with shares of C from the dealer. So the dealer and both parties each
+compute one symmetric product. With the usual triple, which uses A^T A, one party
+computes two symmetric products, and the other party one product at twice the cost.
 
-**F w**, where party 0 knows w and nobody knows F. Party 1 has a seed of A, party 0 one
-of b, both have shares of c = A b. Party 1 sends [F]_1 - A and party 0 sends d = w - b:
+**F w**, where party 0 knows w and nobody knows F. Party 1 has a seed of A, party 0 has
+a seed of b, and both have shares of c = A b. Party 1 sends [F]_1 - A, and party 0 sends
+d = w - b:
 
 .. code-block:: text
 
     [F w]_0 = ([F]_0 + [F]_1 - A) w + [c]_0,    [F w]_1 = A d + [c]_1.
 
 **A dealer that sends a wrong C or c** would change the result. Some columns (rows) of A
-are never used but for a check: with V = (V'; I), V' random and unknown to the dealer,
-the parties open U = (A_0 - A_1) V, which these columns make uniform, and compare
-C V with (A_0 - A_1)^T U on shares. A column of V' tells a wrong C from the right one
-with probability 1/2 at least, since d v = 0 modulo 2^k for a d that is not zero and a
-uniform v has probability 1/2 at most; this is why one random factor, which is enough in
-a field, is not enough here (R. Cramer, I. Damgard, D. Escudero, P. Scholl, C. Xing,
-"SPDZ2k", CRYPTO 2018, make the ring wider instead).
+are used only for a check. With V = (V'; I), where V' is random and unknown to the
+dealer, the parties open U = (A_0 - A_1) V, which these columns make uniform, and
+compare C V with (A_0 - A_1)^T U on shares. A column of V' distinguishes a wrong C from
+the right one with probability at least 1/2: for a nonzero d and a uniform v, the
+probability of d v = 0 modulo 2^k is at most 1/2. This is why one random factor, which
+is enough in a field, is not enough here (R. Cramer, I. Damgard, D. Escudero, P. Scholl,
+C. Xing, "SPDZ2k", CRYPTO 2018, make the ring wider instead).
 
-**A dealer that gives an owner a seed other than** that of its columns of A_0 or A_1
-would turn its columns of F into F + Delta, with a Delta that the dealer knows. So the
-owner sends a digest of each seed (:func:`seed_digest`) with its columns, and a party
-that has A_0 or A_1 compares it with its own (:func:`owner_digest`) before it
-multiplies.
+**A dealer that gives an owner a wrong seed** for its columns of A_0 or A_1 would change
+the owner's columns of F to F + Delta, with a Delta that the dealer knows. So the owner
+sends a digest of each seed (:func:`seed_digest`) with its columns, and a party that has
+A_0 or A_1 compares the digest with its own (:func:`owner_digest`) before it multiplies.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ OWNER = "owner"
 """Distinguishes the dealer's message to an owner from that to a computing party."""
 
 SACRIFICED = 40
-"""Columns (rows) that a check takes: a wrong triple passes with probability 2^-40."""
+"""Number of columns (rows) used only for a check. A wrong triple passes the check with
+probability 2^-40."""
 
 
 def triangle_size(columns: int) -> int:
@@ -82,7 +84,7 @@ def upper(matrix: Array) -> Array:
 
 
 def symmetric(triangle: Array, columns: int) -> Array:
-    """Return the symmetric matrix of an upper triangle."""
+    """Return the symmetric matrix with a given upper triangle."""
     matrix = np.empty((columns, columns), triangle.dtype)
     rows, others = np.triu_indices(columns)
     matrix[rows, others] = triangle
@@ -93,7 +95,7 @@ def symmetric(triangle: Array, columns: int) -> Array:
 def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
     """Return the dealer's messages to parties 0 and 1 for one Gram matrix.
 
-    Party 0 gets its seed, party 1 its seed and its share of C.
+    Party 0 gets its seed; party 1 gets its seed and its share of C.
     """
     seeds = [deal.seed(root, party) for party in (0, 1)]
     squares = SquareSum(deal.shape[1] + SACRIFICED, deal.bits)
@@ -113,7 +115,7 @@ def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
 
 
 def seed_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
-    """Return a digest, 32 bytes, of an owner's seed of a mask and its use."""
+    """Return a digest, 32 bytes, of the use and an owner's seed of a mask."""
     return derive_key(seed, [*deal.parts("digest"), str(owner).encode()])
 
 
@@ -125,12 +127,13 @@ def owner_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
 def hide_columns(
     deal: Deal, owner: int, dealt: Dealt, columns: Array, first: int = 0
 ) -> Array:
-    """Return the columns of E of their owner, who sends them to parties 0 and 1.
+    """Return an owner's columns of E, which it sends to parties 0 and 1.
 
-    The owner knows its own columns of F, and gets the seeds of those of A_0 and A_1: so
-    it opens them in one message, and need not share them first. They come in whole
-    blocks of rows, from block `first` on. The result is uniform to whoever knows one of
-    A_0 and A_1 only. Raises ValueError if the dealer's message does not fit.
+    The owner knows its own columns of F, and gets the seeds of these columns of A_0 and
+    A_1. So it opens its columns in one message, and need not share them first. The
+    columns come in whole blocks of rows, starting with block `first`. The result is
+    uniform to anyone who knows only one of A_0 and A_1. Raises ValueError if the
+    dealer's message does not fit.
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
     return _hidden(deal, [dealt.seed, dealt.correction.tobytes()], columns, first)
@@ -156,7 +159,7 @@ class _Triple:
     def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
         """Return a block of this party's share of F minus its mask; uniform.
 
-        With an `owner`, only of the columns at this place among the owners.
+        With an `owner`, the result has only the columns of the owner at this place.
         """
         return subtract(share, self._mask(block, owner), self.deal.bits)
 
@@ -167,9 +170,10 @@ class _Triple:
 class GramTriple(_Triple):
     """One party's role in computing one Gram matrix under shares.
 
-    Open each block (:meth:`opening`), add the openings of both, add each block of their
-    sum (:meth:`add`), and send or open the result (:meth:`share`, :func:`open_gram`).
-    Raises ValueError if the dealer's message is for a different use or altered.
+    Open each block (:meth:`opening`), sum the openings of both parties, pass each block
+    of this sum to :meth:`add`, and send or open the result (:meth:`share`,
+    :func:`open_gram`). Raises ValueError if the dealer's message is for a different use
+    or altered.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
@@ -184,9 +188,9 @@ class GramTriple(_Triple):
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
 
     def add_all(self, owners: Sequence[Elements], joint: Sequence[Elements]) -> None:
-        """Add the openings of all owners, and both computing parties' of joint columns.
+        """Add the openings of all owners, and of both parties for the joint columns.
 
-        Raises ValueError if any of them is too short or too long.
+        Raises ValueError if an opening is too short or too long.
         """
         bits, widths = self.deal.bits, self.deal.owners
         for block, rows in enumerate(self.deal.blocks()):
@@ -203,8 +207,9 @@ class GramTriple(_Triple):
     def share(self) -> Array:
         """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.
 
-        It is uniform, but for the lowest bits, those of E^T E, which both know; and but
-        that the sum of both is what :func:`open_gram` opens.
+        The share is uniform, with two exceptions: its lowest bits are those of E^T E,
+        which both parties know; and the sum of both shares is the value that
+        :func:`open_gram` opens.
         """
         columns = self.deal.shape[1]
         dealt = self._product[:columns, :columns] << np.uint64(1)
@@ -214,7 +219,7 @@ class GramTriple(_Triple):
         """Yield this party's share of U = (A_0 - A_1) V, block by block; uniform.
 
         The `challenge` is a secret of the two parties, which the dealer must not know
-        before it has dealt.
+        before it has sent its messages.
         """
         factors = self._factors(challenge, self.deal.shape[1])
         for block, _ in enumerate(self.deal.blocks()):
@@ -224,7 +229,7 @@ class GramTriple(_Triple):
     def proof(self, challenge: bytes, openings: tuple[Array, Array]) -> bytes:
         """Return a digest that is the same at both parties if the triple is right.
 
-        The openings are what :meth:`sacrifice` gave to party 0 and to party 1.
+        `openings` are the results of :meth:`sacrifice` at party 0 and at party 1.
         """
         bits = self.deal.bits
         opened = subtract(*openings, bits)
@@ -252,9 +257,9 @@ def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
 
 
 def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
-    """Return F - A in the columns of an owner, who sends them to party 0.
+    """Return an owner's columns of F - A, which it sends to party 0.
 
-    It is uniform to whoever lacks the seed of A, which party 1 and the owner have.
+    They are uniform to anyone without the seed of A, which party 1 and the owner have.
     Raises ValueError if the dealer's message is for a different use or altered.
     """
     dealt.check(deal, owner, name=OWNER)
@@ -264,8 +269,8 @@ def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
 def open_gram(first: Array, second: Array, deal: Deal) -> Array:
     """Return F^T F modulo 2^k from both parties' shares, uint64, (columns, columns).
 
-    It has twice the fraction bits of F. Raises ValueError if the parties have not added
-    the same openings E: then half of the elements of the sum are odd.
+    The result has twice as many fraction bits as F. Raises ValueError if the parties
+    have not added the same openings E: then half of the elements of the sum are odd.
     """
     doubled = reduce(first + second, deal.bits + 1)
     if (doubled & np.uint64(1)).any():
@@ -276,8 +281,8 @@ def open_gram(first: Array, second: Array, deal: Deal) -> Array:
 def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
     """Return the dealer's messages to parties 0 and 1 for one product F w.
 
-    Party 0 gets its seed, party 1 its seed and its share of c. The shape of `deal` is
-    (rows, columns, outputs).
+    Party 0 gets its seed; party 1 gets its seed and its share of c. The shape of `deal`
+    is (rows, columns, outputs).
     """
     seeds = [deal.seed(root, party) for party in (0, 1)]
     vectors = _vectors(deal, seeds[0])
@@ -293,10 +298,10 @@ def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
 class PredictionTriple(_Triple):
     """One party's role in computing one product F w, where party 0 knows w.
 
-    Party 0 sends :meth:`hidden_weights`, party 1 the :meth:`opening` of each block;
-    then both have their share of each block (:meth:`share_of_weights`,
-    :meth:`share_of_mask`). The party that may read F w adds the two. Raises ValueError
-    if the dealer's message is for a different use or altered.
+    Party 0 sends :meth:`hidden_weights`, and party 1 sends the :meth:`opening` of each
+    block. Then both compute their shares of each block (:meth:`share_of_weights`,
+    :meth:`share_of_mask`). The party that may read F w adds the two shares. Raises
+    ValueError if the dealer's message is for a different use or altered.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
@@ -309,18 +314,18 @@ class PredictionTriple(_Triple):
     def share_of_weights(
         self, weights: Array, share: Array, opened: Array, block: int
     ) -> Array:
-        """Return the share of F w that party 0 has, of one block, uint64, (b, outputs).
+        """Return party 0's share of F w for one block, uint64, (b, outputs).
 
-        `share` is [F]_0 of the block, and `opened` what party 1 sent, (b, columns).
+        `share` is [F]_0 of the block, and `opened`, (b, columns), is from party 1.
         """
         bits = self.deal.bits
         features = reduce(share + opened, bits)
         return self._plus(product(features, weights, bits), block)
 
     def share_of_mask(self, hidden: Array, block: int) -> Array:
-        """Return the share of F w that party 1 has, of one block, uint64, (b, outputs).
+        """Return party 1's share of F w for one block, uint64, (b, outputs).
 
-        `hidden` is d = w - b, (columns, outputs), of party 0.
+        `hidden` is d = w - b, (columns, outputs), from party 0.
         """
         return self._plus(product(self._mask(block), hidden, self.deal.bits), block)
 
@@ -335,9 +340,9 @@ class PredictionTriple(_Triple):
         return reduce(total, bits)
 
     def proof(self, challenge: bytes, opened: Array | None = None) -> bytes:
-        """Return a digest that both parties share if the triple is right.
+        """Return a digest that is the same at both parties if the triple is right.
 
-        Party 0 passes U.
+        Only party 0 passes `opened`, which is U.
         """
         bits, rows = self.deal.bits, self.deal.rows
         factors = np.ascontiguousarray(self._factors(challenge, rows).T)
@@ -348,7 +353,7 @@ class PredictionTriple(_Triple):
         return digest(residual - product(opened, vectors, bits), bits)
 
     def digests(self, owners: Sequence[int]) -> bytes:
-        """Return :func:`seed_digest` of the columns of A of owners, at party 1."""
+        """Return :func:`seed_digest` for the columns of A of `owners`, at party 1."""
         return b"".join(owner_digest(self.deal, j, self._seed) for j in owners)
 
     def _plus(self, values: Array, block: int) -> Array:
@@ -369,7 +374,7 @@ def _owner_seed(deal: Deal, seed: bytes, owner: int) -> bytes:
 def _matrix(
     deal: Deal, seed: bytes, block: int, more: int = 0, owner: int | None = None
 ) -> Array:
-    """Return a block of random numbers: of all columns and more, or of an owner."""
+    """Return a block of random numbers, for all columns and more or for one owner."""
     rows = list(deal.blocks())[block]
     count = rows.stop - rows.start
     if not deal.owners:
@@ -407,7 +412,7 @@ def _vectors(deal: Deal, seed: bytes) -> Array:
 
 
 def combined(matrix: Array, factors: Array, bits: int) -> Array:
-    """Return the product with (factors; I)."""
+    """Return the product of `matrix` with (factors; I)."""
     columns = len(factors)
     main = product(np.ascontiguousarray(matrix[:, :columns]), factors, bits)
     return reduce(main + matrix[:, columns:], bits)
