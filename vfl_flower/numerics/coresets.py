@@ -1,8 +1,8 @@
 """Coresets for vertical regression and k-means: scores, draws, weights, diagnostics.
 
-The symbols are those of [1]: party j holds X^(j) of n rows and gives row i the score
-g_i^(j); G^(j) = sum_i g_i^(j), G = sum_j G^(j); S is the drawn multiset of m rows and w
-its weights.
+The symbols are those of [1]. Party j holds X^(j), which has n rows, and gives row i the
+score g_i^(j). G^(j) = sum_i g_i^(j), and G = sum_j G^(j). S is the drawn multiset of m
+rows, and w are its weights.
 
 [1] L. Huang, Z. Li, J. Sun and H. Zhao, "Coresets for vertical federated learning:
 regularized linear regression and k-means clustering", NeurIPS 2022.
@@ -25,7 +25,7 @@ from vfl_flower.typing import Array
 
 
 def vrlr_sensitivities(scores: Array, n: int) -> Array:
-    """Return g_i = |u_i|^2 + 1/n (Algorithm 2, line 3), of leverage scores |u_i|^2.
+    """Return g_i = |u_i|^2 + 1/n (Algorithm 2, line 3) from leverage scores |u_i|^2.
 
     Both have the shape (m,). The sum over all rows is G^(j) = rank + 1.
     """
@@ -98,7 +98,7 @@ def vkmc_sensitivities(
 
 
 def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
-    """Draw a_j, (T,), multinomial with probabilities G^(j) / G (Algorithm 1, 3-4)."""
+    """Draw multinomial a_j, (T,), from G^(j) / G (Algorithm 1, lines 3-4)."""
     return np.bincount(draw(totals, size, rng), minlength=len(totals))
 
 
@@ -198,6 +198,6 @@ def importance_estimate(losses: Array, weights: Array, n: int) -> tuple[float, f
     """
     m = len(losses)
     if m < 2:
-        raise ValueError(f"an estimate with an error needs at least 2 draws, got {m}")
+        raise ValueError(f"a standard error needs at least 2 draws, got {m}")
     terms = m * weights * losses / n
     return float(terms.mean()), float(terms.std(ddof=1) / np.sqrt(m))

@@ -1,4 +1,4 @@
-r"""k-means of rows that several parties hold, from one weighted sample of all rows.
+r"""k-means on rows held by several parties, from one weighted sample of all rows.
 
 The symbols are those of Algorithm 1 of [1]. Party m holds the rows P_m and finds local
 centres B_m. Their cost is c_m = sum_{p in P_m} m_p, where m_p is the smallest |p - b|^2

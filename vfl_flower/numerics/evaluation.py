@@ -21,7 +21,7 @@ MOST_BINS = 20
 """Maximum number of bins of a curve, and of classes of a confusion table."""
 
 LEAST_OF_CURVE = 100
-"""Minimum number of rows for a curve or table; with fewer, the mean says as much."""
+"""Minimum number of rows for a curve or table; with fewer, a mean is as informative."""
 
 ROUNDING = 2.0**-40
 """Numbers whose difference is below this share of the largest count as equal."""
@@ -115,7 +115,7 @@ def log_loss(probability: Array) -> dict[str, float]:
 def two_classes(
     positive: Array, predicted: Array, scores: Array, probability: Array | None = None
 ) -> dict[str, float]:
-    """Return the measures of the predictions of a model with two classes.
+    """Return the metrics of the predictions of a model with two classes.
 
     All arrays have the shape (n,). `positive` marks the rows of the second class, and
     `predicted` those for which the model predicts it. The model ranks the rows by
@@ -161,7 +161,7 @@ def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
 def two_class_curve(
     positive: Array, scores: Array, probability: Array | None, least: int
 ) -> dict[str, Array]:
-    """Return the counts of rows and of positive rows in bins of rows by score.
+    """Return the counts of rows and of positive rows in bins ordered by score.
 
     ``rows``, ``positives`` and, if `probability` is given, its mean ``score`` have the
     shape (B,). See `two_classes` and `_bins_of_curve`.
@@ -178,7 +178,7 @@ def two_class_curve(
 
 
 def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]:
-    """Return means of labels and predictions in bins of rows by prediction.
+    """Return means of labels and predictions in bins ordered by prediction.
 
     `y` and `predicted` have the shape (n,), the results (B,). ``rows`` is the number of
     rows, ``predicted`` and ``true`` are the means, and ``true_sd`` is the standard
@@ -199,7 +199,7 @@ def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]
 def confusion(
     y: Array, predicted: Array, classes: Array, least: int
 ) -> dict[str, Array]:
-    """Return ``confusion``, (C, C), the numbers of rows by class and predicted class.
+    """Return ``confusion``, (C, C), the counts of rows by class and predicted class.
 
     `y` and `predicted` have the shape (n,), `classes`, ascending, (C,). The result is
     empty if there are fewer than three classes or more than `MOST_BINS`, or fewer than

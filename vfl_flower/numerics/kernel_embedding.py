@@ -61,9 +61,9 @@ def default_gamma(
 ) -> float:
     """Return gamma from sums over all rows, shape (d,), as for `variances`.
 
-    For the Gaussian kernel it is the paper's (see `gamma`). For the Laplacian kernel it
-    is the inverse of the mean of |x - x'|_1 that normal columns would have: 2 /
-    sqrt(pi) standard deviations per column. Raises ValueError if the sums are not
+    For the Gaussian kernel this is the paper's gamma (see `gamma`). For the Laplacian
+    kernel it is the inverse of the mean of |x - x'|_1 that normal columns would have,
+    2 / sqrt(pi) standard deviations per column. Raises ValueError if the sums are not
     finite, or no column varies.
     """
     gaussian = gamma(N, sum_x, sum_squares, shift)

@@ -40,11 +40,11 @@ CONSTANT = 1e-12
 """A variance up to this share of the column's mean square is only rounding."""
 
 Rule = float | Literal["auto", "paper"]
-"""lambda itself, or how the first iteration sets it."""
+"""lambda itself, or the rule by which the first iteration sets it."""
 
 
 def first_features(D: int, s: int) -> int:
-    """Return D_1 = max(D, 4 (s + 5)), enough for `default_threshold`; [1]: D_1 = D."""
+    """Return D_1 = max(D, 4 (s + 5)), enough for `default_threshold` ([1]: D_1 = D)."""
     return max(D, 4 * (s + 5))
 
 
@@ -63,7 +63,10 @@ def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
 
 
 def step_size(t: int, D: int, D_1: int) -> float:
-    """Return eta_t = D / (D_1 + (t - 1) D), 1 at t = 1: line 5's 1 / t if D_1 = D."""
+    """Return eta_t = D / (D_1 + (t - 1) D), or 1 at t = 1.
+
+    If D_1 = D, this is the 1 / t of line 5.
+    """
     return 1.0 if t == 1 else D / (D_1 + (t - 1) * D)
 
 
@@ -94,7 +97,7 @@ def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Ar
 
 
 def above_rounding(values: Array, size: int) -> int:
-    """Return how many of the eigenvalues, descending, (j,), exceed rounding.
+    """Return how many of the eigenvalues, descending, (j,), exceed rounding error.
 
     The matrix is positive semidefinite with `size` rows.
     """
@@ -262,7 +265,7 @@ class Subspace:
     s: int
     k: int
     rule: Rule
-    """lambda, or how the first iteration sets it: "auto" or "paper"."""
+    """lambda, or the rule by which the first iteration sets it: "auto" or "paper"."""
     t: int = 0
     """Number of completed iterations."""
     threshold: float = 0.0
@@ -304,7 +307,7 @@ class Subspace:
 
     @property
     def wanted(self) -> tuple[float, int]:
-        """Threshold of the next eigenpairs, and the minimum number to find."""
+        """Threshold for the next eigenpairs, and the minimum number of them to find."""
         if self.t == 0 and self.rule == "auto":
             return math.inf, self.s + 1
         if self.t == 0 and self.rule == "paper":

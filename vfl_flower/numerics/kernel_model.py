@@ -54,7 +54,7 @@ class KernelPart(TypedDict):
     local: NotRequired[int]
     """With sums of products: number of local columns; see `numerics.ridge`."""
     multiple: NotRequired[int]
-    """At a label holder that has chosen the bandwidth; see :func:`taken`."""
+    """At a label holder that has chosen the bandwidth: the multiple; see `taken`."""
     loss: NotRequired[LossName]
 
 

@@ -357,7 +357,7 @@ def _ridge(
 
 
 def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
-    """Return the ridge prediction of each row, left out, (n, C); see `_ridge`."""
+    """Return each row's ridge prediction without that row, (n, C); see `_ridge`."""
     n, inverse = axes.n, 1 / (axes.s + axes.n / 2 * lam)
     without = np.empty_like(Y)
     for rows, U in axes.rows():
@@ -436,7 +436,7 @@ it the loss has no optimum if `earlier` separates the classes."""
 def _minimise(
     task: _Task, W: Array, lam: float, start: Array | None, tol: float, max_iter: int
 ) -> tuple[Array, Array, bool]:
-    r"""Minimise the weighted loss with its penalty in each column.
+    r"""Minimise the weighted loss plus the penalty in each column.
 
     The objective of column k is
     :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`.
@@ -508,7 +508,7 @@ def _minimise(
             options={"ftol": 0, "gtol": 0, "maxiter": max_iter, "maxfun": max_iter},
         )
         best = origin + result.x.reshape(X.shape) / np.sqrt(B / unit)
-        if (best != X).any():  # a line search failed, and X is where it last looked
+        if (best != X).any():  # a line search failed, and X is the last point it tried
             X, now = best, evaluate(best)
         if not result.nit:  # every possible descent is below rounding
             break

@@ -45,9 +45,9 @@ class Lanczos:
     values: Array
     """The wanted Ritz values, descending: those above the threshold, (m,)."""
     vectors: Array
-    """Their Ritz vectors, orthonormal, (n, m)."""
+    """The Ritz vectors of these values, orthonormal, (n, m)."""
     steps: int
-    """Products with R, the first one included."""
+    """Number of products with R, including the first."""
 
 
 def lanczos(

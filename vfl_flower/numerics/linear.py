@@ -91,7 +91,7 @@ def center(X: Array, weights: Array) -> Array:
 
 
 def constant_noise(mean: Array, m: int) -> Array:
-    """Return the largest rounding error of a constant column about its mean."""
+    """Return the largest rounding error in a constant column minus its mean."""
     return np.asarray(8 * np.finfo(np.float64).eps * np.sqrt(m) * np.abs(mean))
 
 

@@ -32,7 +32,8 @@ from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
 MAX_SERVER_BYTES = 2**28
-"""Maximum size of the random points X_s; beyond it, fewer points get larger weights."""
+"""Maximum size of the random points X_s, in bytes; beyond it, fewer points get larger
+weights."""
 
 
 def initialise(
@@ -47,18 +48,18 @@ def initialise(
     Line 2 of Algorithm 1: the first centroid is a uniformly drawn row, and each further
     centroid is row x with probability d^2(x, C) / phi_c(X; C). With a prefix, lines
     5-14 of Algorithm 3: the centroids of the prefix come first, and only the rest are
-    drawn. With added rows A as well, each centroid of the prefix whose predecessors
-    have all stayed also stays with probability phi_c(X; C) / (phi_c(X; C) + phi_c(A;
-    C)). Otherwise a row of A replaces it, and all later centroids are drawn anew.
+    drawn. With added rows A as well, the centroids of the prefix are tried in order,
+    and each stays with probability phi_c(X; C) / (phi_c(X; C) + phi_c(A; C)). The first
+    that does not stay is replaced by a row of A, and all later ones are drawn anew.
 
     `blocks` are the rows, (n, d), possibly none: to unlearn, the remaining rows X'; to
     add, the rows of X and A. `k` is K', the maximum number of centroids of a party.
     `prefix`, (i,), holds the row numbers of the centroids to keep. `added`, bool, (n,),
     marks the rows in A; the prefix was drawn among the other rows.
 
-    Returns the row numbers of the centroids in the order drawn, (k',), of which no two
-    are equal rows; and the number of each row's nearest centroid, (n,), where ties go
-    to the first. Raises ValueError if `prefix` names two equal rows.
+    Returns the row numbers of the centroids in the order drawn, (k',), with no two rows
+    equal; and the number of each row's nearest centroid, (n,), where ties go to the
+    first centroid. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
     Given the centroids before it, the next centroid is either a D^2 draw from X that
@@ -310,7 +311,7 @@ class Box:
         _check_inside(rows, self.lower, self.upper, "the agreed box")
 
     def scale(self, points: Array) -> Array:
-        """Map points, (m, d), from the box to the cube, despite rounding."""
+        """Map points, (m, d), from the box to the cube, which rounding never leaves."""
         if self._is_cube:
             return points
         return np.asarray((points - self.lower) / self._width - 0.5)

@@ -176,7 +176,7 @@ class RandomFeatures:
                 bound = (largest * np.abs(W.T)).sum(axis=1).max()
             if not bound < math.inf:
                 raise ValueError(
-                    "X must be small enough for finite products with the frequencies"
+                    "X is too large: products with the frequencies are not finite"
                 )
             # No factor may leave the range of float32, even if products are small.
             factors = max(largest.max(), np.abs(W).max())
@@ -246,8 +246,8 @@ def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
         distances = np.concatenate([np.zeros(0), *parts])
     if not np.isfinite(distances).all():
         raise ValueError(
-            "X must be small enough for finite distances between rows: standardise "
-            "the columns, or set a bandwidth"
+            "distances between rows of X must be finite: standardise the columns, or "
+            "set a bandwidth"
         )
     return distances
 

@@ -1,4 +1,4 @@
-r"""k-means of rows that several parties hold, from sums over all parties alone.
+r"""k-means on rows held by several parties, from sums over all parties only.
 
 Lloyd's iteration [1] needs only the size of each cluster and the sum of its rows h_i.
 So parties that can add under masks run it with one sum per pass, for all starts at
@@ -63,7 +63,7 @@ HALVING = 3
 PATIENCE = 3
 """Number of passes without a lower cost after which the last start stops."""
 TOLERANCE = 1e-3
-"""Share by which a cost must be lower to count as lower."""
+"""Minimum relative decrease for a cost to count as lower."""
 
 
 @shapes_only
@@ -146,8 +146,8 @@ def part_of_pass(
     """Return a party's sums of a pass over its rows H, (n, s).
 
     `rng`, a different one in each pass, draws the coins and the noise, which adds up
-    over the `n_parties` parties. The noise in inertia and silhouettes has, over all
-    parties, the mean square of a single row's term.
+    over the `n_parties` parties. Over all parties, the mean square of the noise in
+    inertia and silhouettes is that of a single row's term.
     """
     last, sizes = request.last, request.sizes
     (a, k, s), n = request.centers.shape, len(H)

@@ -257,7 +257,7 @@ class Field(PrimeField, Group):
             raise ValueError(f"values must be uint64 elements, got {total.dtype}")
         if np.any(total >= self.p):
             raise ValueError(
-                f"values must be elements below p = {self.p}, got a larger one"
+                f"values must be elements below p = {self.p}, got a larger value"
             )
         return total
 

@@ -25,7 +25,10 @@ def new_private_key() -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
-    """Return the public key of a private key, which must have 32 bytes (ValueError)."""
+    """Return the public key of a private key.
+
+    Raises ValueError if the private key does not have 32 bytes.
+    """
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
@@ -61,6 +64,6 @@ def parse_key(text: str) -> bytes:
         if encode_key(identity) == text and identity != NO_IDENTITY:
             return identity
     raise ValueError(
-        f"a party's public key must be {_PREFIX!r} and 43 letters, digits, '-' or '_', "
-        f"as vfl-flower identity-key prints it, got {text[:60]!r}"
+        f"a party's public key must be {_PREFIX!r} followed by 43 letters, digits, '-' "
+        f"or '_', as vfl-flower identity-key prints it, got {text[:60]!r}"
     )

@@ -1,4 +1,4 @@
-"""Exact sums of numbers of any size, for which a common bound loses small numbers.
+"""Exact sums of numbers of any size, where a common bound would lose small numbers.
 
 A sum in fixed point has one resolution for all its entries, but sums of columns may
 differ by any factor. So a number is cut into limbs at fixed places, like digits, and

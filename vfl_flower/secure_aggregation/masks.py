@@ -85,7 +85,7 @@ class PairwiseMasks:
                 )
             if (first := public_keys.index(key)) != j:
                 raise ValueError(
-                    f"public keys must differ, got one key for parties {first} and {j}"
+                    f"the public keys of parties {first} and {j} must differ"
                 )
         if public_keys[index] != public_key(private_key):
             raise ValueError(

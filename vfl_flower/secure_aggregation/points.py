@@ -8,7 +8,7 @@ whatever the order of the keys.
 The security rests on three facts:
 
 1. Each u-coordinate belongs to a point of the curve v^2 = u^3 + A u^2 + u or of its
-   twist, about half to each, and encryption does not change which of the two. So a hash
+   twist, about half to each, and an encrypted point stays on the same one. So a hash
    used directly as a u-coordinate would reveal a bit of each id to everybody.
    Therefore :func:`hash_to_point` hashes again until the right-hand side is a square.
 2. A point of the curve is the sum of a point of prime order and a point whose order
@@ -20,8 +20,8 @@ The security rests on three facts:
    distinguished from random points: without the key, nobody can test whether a point
    belongs to a given id.
 
-:func:`encrypt` runs this file as separate programs, so the file imports no code of the
-package, to start fast.
+:func:`encrypt` runs this file in separate processes. To start fast, it imports no other
+code of the package.
 """
 
 from __future__ import annotations

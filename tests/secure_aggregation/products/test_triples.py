@@ -446,5 +446,5 @@ def test_what_an_owner_is_dealt_is_of_one_use_and_one_owner():
         hide_columns(other, 1, dealt, columns)
     with pytest.raises(ValueError, match="correction must be 32 bytes"):
         hide_columns(deal, 1, Dealt.unpack(dealt.pack()[:-1]), columns)
-    with pytest.raises(ValueError, match="owners must give 4 columns in all"):
+    with pytest.raises(ValueError, match="owners must add up to 4 columns"):
         dataclasses.replace(deal, owners=(2, 1))

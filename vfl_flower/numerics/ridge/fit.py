@@ -1,4 +1,4 @@
-r"""Ridge regression from only one Gram matrix of the rows.
+r"""Ridge regression that uses only one Gram matrix of the rows.
 
 Only the sums of products are known,
 

@@ -220,7 +220,7 @@ def _intervals(ordered: Array, least: int, count: int) -> list[Interval]:
     ascending order. A value that many rows have takes one interval, and the other
     values share the rest. The last interval is left out, since it follows from the
     other intervals and the column of ones. So a 0/1 column has no intervals: its values
-    already say as much.
+    are already an indicator.
     """
     if not len(ordered) or np.searchsorted(
         ordered, ordered[0], "right"

@@ -30,7 +30,7 @@ result. So A has additional columns B that hide no column of Z. With E, the hold
 U = A V + B, where V is random and unknown to the dealer. For each product both parties
 compare V^T [A^T M] + [B^T M], which the other party computes as U^T M minus its share.
 U is uniform, and is also opened once for all products. An error passes with probability
-2^-SACRIFICED (:mod:`vfl_flower.secure_aggregation.products.triples`). No check shows
+2^-SACRIFICED (:mod:`vfl_flower.secure_aggregation.products.triples`). Nothing checks
 whether the holder opens the correct Z, and the other party the correct s.
 """
 

@@ -48,7 +48,7 @@ NOTHING = np.empty(0, "u1")
 
 @dataclass(frozen=True)
 class Deal:
-    """One use of the dealer's randomness; the same at everyone who takes part in it.
+    """One use of the dealer's randomness; the same at the dealer and all its parties.
 
     **Contract of the caller**: never repeat a use with different data. Two openings
     under one mask reveal the difference of the hidden values. The same data may be
@@ -64,7 +64,7 @@ class Deal:
     round: int
     """Strictly increases within a run for the same action, at least 0."""
     half: int
-    """Number of the set of rows, at least 0."""
+    """Index of the subset of rows, at least 0."""
     shape: tuple[int, ...]
     """Rows, columns and, if any, outputs."""
     bits: int
@@ -78,7 +78,7 @@ class Deal:
         """Check the settings."""
         if self.owners and (min(self.owners) < 0 or sum(self.owners) != self.shape[1]):
             raise ValueError(
-                f"owners must give {self.shape[1]} columns in all, got {self.owners}"
+                f"owners must add up to {self.shape[1]} columns, got {self.owners}"
             )
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must have sizes of at least 1, got {self.shape}")

@@ -188,7 +188,7 @@ class GramTriple(_Triple):
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
 
     def add_all(self, owners: Sequence[Elements], joint: Sequence[Elements]) -> None:
-        """Add the openings of all owners, and of both parties for the joint columns.
+        """Add the openings of all owners, and both parties' of the joint columns.
 
         Raises ValueError if an opening is too short or too long.
         """
