@@ -54,7 +54,7 @@ def test_refuses_a_message_with_any_bit_altered_or_of_another_length(to):
 )
 def test_refuses_another_step(step):
     sealed = _relay(0).seal(1, b"ab", *STEP)
-    with pytest.raises(ValueError, match=f"of party 0 to party 1 in .* {REFUSED}"):
+    with pytest.raises(ValueError, match=f"from party 0 to party 1 in .* {REFUSED}"):
         _relay(1).open(0, sealed, *step)
 
 

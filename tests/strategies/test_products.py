@@ -107,7 +107,7 @@ def test_a_triple_of_another_run_is_refused(monkeypatch):
 
     monkeypatch.setattr(server, "deal_all", replay)
     simulate(ON_ALL_ROWS, parties(), seed=0)
-    with pytest.raises(PartyFailed, match="for this use and unaltered"):
+    with pytest.raises(PartyFailed, match="has a wrong tag: it was altered"):
         simulate(ON_ALL_ROWS, parties(), seed=0)
 
 

@@ -647,10 +647,10 @@ def test_what_was_dealt_for_another_party_or_turn_is_refused():
     owners = {"owners": [6, roles.owners[1], 6]}
     for session, change in (5, owners), (5, {"turn": 1}), (6, {}):
         other = dataclasses.replace(roles, **change)
-        with pytest.raises(PartyError, match="for this use and unaltered"):
+        with pytest.raises(PartyError, match="has a wrong tag: it was altered"):
             asked(made, roles, dealt=dealing.deal_turn(session, bytes(32), other)[1])
     others, _ = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
-    with pytest.raises(PartyError, match="for this use and unaltered"):
+    with pytest.raises(PartyError, match="has a wrong tag: it was altered"):
         asked(made, roles, triple=others[0])
 
 
@@ -1100,5 +1100,5 @@ def test_what_is_dealt_for_ridge_hides_no_other_columns():
     dealt = dealing.deal_all(uses[0], bytes(32), ridge_roles)[1]
     columns = [np.zeros((N, 3))]
     products.hide(lone(), products.ProductState(ridge_roles, dealt), columns)
-    with pytest.raises(PartyError, match="for this use and unaltered"):
+    with pytest.raises(PartyError, match="has a wrong tag: it was altered"):
         products.hide(lone(), products.ProductState(coreset, dealt), columns)

@@ -185,7 +185,7 @@ def test_changed_bytes_are_refused():
     for place in (0, 40, 70):  # in the seed, the tag and the correction
         data = deal_factor(deal, ROOT, 1, 3)[0].pack()
         data[place] ^= 1
-        with pytest.raises(ValueError, match="unaltered"):
+        with pytest.raises(ValueError, match="has a wrong tag"):
             PrivateProduct(deal, 0, Dealt.unpack(data), 1, 3)
     with pytest.raises(ValueError, match="correction must be"):
         PrivateProduct(deal, 0, Dealt.unpack(data[:-6]), 1, 3)

@@ -105,8 +105,8 @@ def test_a_replay_in_another_use_party_or_block_is_refused(use, receiver, name):
     [
         ({}, 8, "correction must be 8 bytes"),
         ({}, 10, "correction must be 10 bytes"),
-        ({"correction": np.arange(1, 10, dtype="u1")}, 9, "unaltered"),
-        ({"seed": bytes(32)}, 9, "unaltered"),
+        ({"correction": np.arange(1, 10, dtype="u1")}, 9, "has a wrong tag"),
+        ({"seed": bytes(32)}, 9, "has a wrong tag"),
         ({"seed": SEED[:31]}, 9, "seed must have 32 bytes"),
     ],
 )
