@@ -44,7 +44,8 @@ class KernelPart(TypedDict):
     kept: NotRequired[list[int]]
     """With shared features: for each label holder, the party whose phase is kept."""
     scale: NotRequired[float]
-    """At a doubly stochastic label holder: largest absolute label, a power of two."""
+    """At a label holder in doubly stochastic training: the largest absolute label, as a
+    power of two."""
     coef: NotRequired[Array]
     intercept: NotRequired[Array]
     """At a label holder, in the unit of y: the coefficients of its features, (M_l, C),

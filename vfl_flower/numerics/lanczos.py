@@ -62,9 +62,9 @@ def lanczos(
     """Find the eigenpairs above a threshold (Algorithm 2 with eq. 3 of [1]).
 
     `matvec` maps c, (n,), to g = R c, (n,) (line 5), with R symmetric; `start`, (n,),
-    is c_1 up to its length, and `first`, (n,), is R c_1 if the caller knows it. The
-    eigenvalues wanted are all those above `threshold`, eta_t lambda in [1], and at
-    least the `at_least` largest.
+    is c_1 up to its length, and `first`, (n,), is R c_1 if the caller knows it. All
+    eigenvalues above `threshold`, eta_t lambda in [1], are wanted, and in any case the
+    `at_least` largest eigenvalues.
 
     The iteration stops when every Ritz value above the threshold has converged and the
     largest Ritz value not above the threshold has settled. A value has settled if its

@@ -1,1 +1,1 @@
-"""Ridge on columns that nobody pools: its mathematics."""
+"""The mathematics of ridge regression on columns that nobody pools."""

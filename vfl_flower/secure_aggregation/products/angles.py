@@ -15,11 +15,12 @@ Angles are unsigned integers that represent fractions of a full turn, as in
 angle hides another angle perfectly. An integer multiple m theta needs no new message:
 it follows from m delta and shares of cos(m r) and sin(m r).
 
-The reduction of sine and cosine to those of a random angle is in "New approach for sine
-and cosine in secure fixed-point arithmetic", CSCML 2023 (LNCS 13914). A dealer who
-gives shares of t, sin t and cos t is in A. Y. L. Kei and S. S. M. Chow, "SHAFT", NDSS
-2025. Here both the angle and its mask are sums over any number of parties. The sine of
-the same angle needs no further message and no further randomness from the dealer:
+The reduction of sine and cosine to the sine and cosine of a random angle is described
+in "New approach for sine and cosine in secure fixed-point arithmetic", CSCML 2023 (LNCS
+13914). A dealer who gives shares of t, sin t and cos t is described in A. Y. L. Kei and
+S. S. M. Chow, "SHAFT", NDSS 2025. Here both the angle and its mask are sums over any
+number of parties. The sine of the same angle needs no further message and no further
+randomness from the dealer:
 
 .. code-block:: text
 

@@ -1,6 +1,6 @@
 """The dealer's randomness for a Gram matrix with joint features, and for scored rows.
 
-The randomness is seeds of random angles, the second party's data for shares of their
+It consists of seeds of random angles, the second party's input for shares of their
 cosines, and the triples. The dealer sees none of the data, and must not collude with
 either of the two computing parties. Each function takes the dealer's secret `root`, 32
 bytes.
@@ -40,15 +40,15 @@ affects small models more, and a run sends only a third more bytes."""
 
 NEW_ROWS = FixedPoint(56, 28, 1.01)
 """Encoding of the features of rows to predict. It is the same for any number of rows,
-since a score adds up the features of one row. Next to 28 fraction bits of the features,
+since a score adds up the features of one row. If features have 28 fraction bits,
 weights have 26 fraction bits, relative to the sum of their absolute values."""
 
 
 def joint_fraction(rows: int) -> int:
     """Return the fraction bits of the features of training rows, an even number.
 
-    A cosine with f fraction bits has an error of about ``2^-(f / 2)``. In a ring of 48
-    bits, few rows leave hardly more room than many rows, so few rows use the widest
+    A cosine with f fraction bits has an error of about ``2^-(f / 2)``. A ring of 48
+    bits has hardly more room for few rows than for many, so few rows use the widest
     ring.
 
     >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]

@@ -153,7 +153,10 @@ class PrivateProduct:
         return subtract(factor, masks, self._use.bits)
 
     def masked_sums(self, opened: Iterable[Array]) -> Array:
-        """Return (E, U)^T M, (K + SACRIFICED, m), at the other party, from blocks."""
+        """Return (E, U)^T M, (K + SACRIFICED, m), at the other party.
+
+        `opened` yields the blocks of (E, U).
+        """
         total = np.zeros_like(self._product)
         masks = _masks(self._use, self._seed)
         for rows, mask in zip(opened, masks, strict=True):
