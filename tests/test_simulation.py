@@ -63,7 +63,7 @@ CENTRAL = CoresetVRLR(size=4, solver="central")
 def test_what_cannot_be_simulated(strategy, parties, rule):
     with pytest.raises(ValueError, match=rule):
         simulate(strategy, parties)
-    with pytest.raises(ValueError, match="needs parties, got none"):
+    with pytest.raises(ValueError, match="needs at least one party, got none"):
         InProcessGrid([])
 
 

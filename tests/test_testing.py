@@ -326,12 +326,12 @@ class Useless(Mean):
 
 
 BROKEN = {
-    Unused: ("check_needs", "needs has 'moments', which no step reveals"),
-    Insisting: ("check_needs", "a run without kinds in `wants` must complete: party"),
-    Uncounted: ("check_needs", "whose consent limits 'rows' to 0: a step does not"),
+    Unused: ("check_needs", "needs lists 'moments', which no step reveals"),
+    Insisting: ("check_needs", "a run must complete without kinds in `wants`: party"),
+    Uncounted: ("check_needs", "'rows' to 0 must refuse the run, but a step does not"),
     Unlisted: ("check_names", "steps must list test_testing_summed"),
     Clear: ("check_data", "test_testing_shown sends 'row' in the clear, but declares"),
-    Disguised: ("check_data", "test_testing_disguised contains a number of a party's"),
+    Disguised: ("check_data", "test_testing_disguised contains a number from a party"),
     Unmasked: ("check_masks", "of 'test_testing_summed' is the same in two runs"),
     Unplanned: ("check_plan", "took 2 round trips, but a dry run says 1"),
     Talkative: ("check_plan", "does not show 'extra' of test_testing_chatty"),
@@ -378,7 +378,7 @@ def test_parties_refuse_what_is_not_declared():
 @pytest.mark.parametrize(
     ("strategy", "members", "message"),
     [
-        (Mean, of_rows, "call it with its settings"),
+        (Mean, of_rows, "call the class with settings"),
         (Mean(), lambda: of_rows()[0], "parties must be a list of parties, got Party"),
         (Mean(), lambda: of_rows()[:1], "needs at least 2 parties, got 1"),
         (Mean(n_parties=4), of_rows, "n_parties must be 0 or 3, the number of parties"),

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when one is used: the commands' help needs none."""
+    """Import the public names on first use: the commands' help needs no names."""
     public = vars(import_module("vfl_flower.api"))
     if name == "__all__":
         shown = [n for n, v in public.items() if not isinstance(v, ModuleType)]
         return ["__version__", *(n for n in shown if not n.startswith("_"))]
-    names = globals() | public  # among them the modules that are now imported
+    names = globals() | public  # including the modules that are now imported
     if name not in names:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return names[name]

@@ -1,7 +1,7 @@
-"""A Flower run in one process: no Ray, no network, milliseconds a round trip.
+"""A Flower run in one process: no Ray, no network, milliseconds per round trip.
 
-Everything between server and parties still goes through Flower's own serialisation,
-so that no data are shared in memory.
+All messages between the server and the parties still pass through Flower's own
+serialisation, so the two sides share no data in memory.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ from vfl_flower.strategies import uses_of_steps
 class SimulatedResult(ProtocolResult):
     """The result of a run in this process, with methods for a report.
 
-    A run needs no report: :mod:`vfl_flower.app.report.result_page` adds both methods.
+    A run itself needs no report, so :mod:`vfl_flower.app.report.result_page` adds both
+    methods.
     """
 
     report: ClassVar[Callable[[ProtocolResult, str | os.PathLike[str]], Path]]
-    """Write the report into a folder, and return its page."""
+    """Write the report into a folder, and return the path of its page."""
     _repr_html_: ClassVar[Callable[[ProtocolResult], str]]
-    """Return the page in a frame, for a notebook."""
+    """Return the report's page in an HTML frame, for a notebook."""
 
 
 @contextmanager
 def apart() -> Iterator[None]:
     """Restore the identity of a surrounding ServerApp after a run in this process.
 
-    Without a ServerApp the identity stays: a run in another thread may need it.
+    Without a surrounding ServerApp, the identity of the run is not removed, since a run
+    in another thread may need it.
     """
     names = ("_run_id", "_node_id", "_task_id")
     identity = {name: getattr(TaskIdentity, name) for name in names}
@@ -59,8 +61,8 @@ def apart() -> Iterator[None]:
 class InProcessGrid(Grid):
     """A Flower grid whose nodes are parties in this process.
 
-    The place of a party becomes its index. Raises ValueError if there is no party, or
-    if an item is not a `Party`.
+    A party's position in the list becomes its index. Raises ValueError if the list is
+    empty or an item is not a `Party`.
     """
 
     in_process = True
@@ -68,7 +70,7 @@ class InProcessGrid(Grid):
 
     def __init__(self, parties: Sequence[Party]) -> None:
         if not parties:
-            raise ValueError("a run needs parties, got none")
+            raise ValueError("a run needs at least one party, got none")
         for party in parties:
             if not isinstance(party, Party):
                 raise ValueError(
@@ -95,16 +97,16 @@ class InProcessGrid(Grid):
         self._pushed = 0
 
     def memories(self) -> list[Memory]:
-        """Return the memory of its last run of each party that took part."""
+        """Return each participating party's memory of its last run."""
         memories = [Memory(context.state) for context in self._contexts.values()]
         return [memory for memory in memories if memory.run]
 
     def set_run(self, run: Run) -> None:
-        """Do nothing: there is one run."""
+        """Do nothing: there is only one run."""
 
     @property
     def run(self) -> Run:
-        """Raise: no SuperLink keeps a record of the run."""
+        """Raise NotImplementedError: no SuperLink keeps a record of the run."""
         raise NotImplementedError("a run in one process has no record at a SuperLink")
 
     def create_message(
@@ -133,7 +135,7 @@ class InProcessGrid(Grid):
         node_id = request.metadata.dst_node_id
         context = restored(self._contexts[node_id])
         reply = self._app(request, context)
-        # Not earlier: a killed process leaves the context unchanged.
+        # Only now: a killed process would leave the context unchanged.
         self._contexts[node_id] = context
         reply.metadata.__dict__["_message_id"] = f"reply-{self._pushed}"
         number = request.metadata.message_id
@@ -141,7 +143,7 @@ class InProcessGrid(Grid):
         return number
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that have arrived, each once."""
+        """Return the replies that have arrived; each is returned only once."""
         return [
             self._replies.pop(number)
             for number in message_ids
@@ -156,21 +158,21 @@ class InProcessGrid(Grid):
 
 
 def _check_order(tables: Sequence[Any]) -> None:
-    """Refuse parties whose tables have the same row labels, in different orders."""
+    """Refuse parties whose tables have the same row labels in different orders."""
     for table in tables[1:]:
         first = tables[0]
         if not first.equals(table) and set(first) == set(table):
             raise ValueError(
                 "parties must have their rows in the same order, but the pandas "
-                "indexes of X differ in order: align them, or give arrays of the same "
-                "rows"
+                "indexes of X differ in order: align the rows, or pass arrays with the "
+                "same rows"
             )
 
 
 def check_members(strategy: ProtocolStrategy, parties: Sequence[Party]) -> None:
-    """Raise ``ValueError`` unless these are a strategy, and parties for its run."""
+    """Raise ValueError unless given a strategy and a list of parties for its run."""
     if not isinstance(strategy, ProtocolStrategy):
-        hint = ": call it with its settings" if isinstance(strategy, type) else ""
+        hint = ": call the class with settings" if isinstance(strategy, type) else ""
         raise ValueError(
             f"strategy must be an instance of a strategy, got {strategy!r}{hint}"
         )
@@ -197,23 +199,24 @@ def simulate(
     parties : sequence of Party
         The parties, in order; nearly all strategies need at least two.
     seed : int, optional
-        Seed of the run; default: that of the strategy.
+        Seed of the run; default: the strategy's seed.
     timeout : float
-        Seconds that one round trip may take.
+        Maximum seconds for one round trip.
 
     Returns
     -------
     SimulatedResult
-        The same result as on SuperNodes with the same seed; its method ``report``
-        writes a report into a folder, and a notebook shows the page.
+        The same result as on SuperNodes with the same seed. Its method ``report``
+        writes a report into a folder; a notebook shows the result as the report's page.
 
     Raises
     ------
     ValueError
-        `strategy` is not a strategy, there are fewer parties than it needs, or their
-        number is not its ``n_parties``; or as for :meth:`ProtocolStrategy.start`.
+        If `strategy` is not a strategy, if there are fewer parties than it needs, or if
+        their number is not its ``n_parties``; also as in
+        :meth:`ProtocolStrategy.start`.
     FederationError, PartyFailed
-        As for :meth:`ProtocolStrategy.start`.
+        As in :meth:`ProtocolStrategy.start`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Checks that every strategy of this or another package must pass."""
+"""Checks that every strategy must pass, whether of this or another package."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.simulation import InProcessGrid, apart, check_members
 from vfl_flower.typing import Array
 
-ALARM = 1e-9  # probability that :func:`check_masks` raises although nothing is wrong
+ALARM = 1e-9  # probability of a false alarm in :func:`check_masks`
 TIMEOUT = 0.3  # seconds for which a run waits for a lost reply
 
 FATAL = ("raise", "lose")
@@ -56,16 +56,16 @@ class Sent:
     """One message."""
 
     action: str
-    party: int  # its place
+    party: int  # its index
     up: bool  # whether the party sent it
-    values: dict[str, Any]  # by their names in the message
-    frame: dict[str, Any]  # other values, such as its round
+    values: dict[str, Any]  # by name
+    frame: dict[str, Any]  # further values, such as the round
     data: bytes  # the serialised message
     size: int  # in bytes, as a ledger counts it
 
     @property
     def declared(self) -> Mapping[str, Field | None]:
-        """The step's declaration of each value; None: it is not declared."""
+        """The step's declaration of each value; None if it is not declared."""
         contract = _step(self.action).contract
         # A sum that travels from party to party is in requests too.
         fields = contract.reply if self.up else {**contract.reply, **contract.request}
@@ -73,13 +73,13 @@ class Sent:
         return {n: fields.get(n, fields.get(head)) for n, head in heads.items()}
 
     def has(self, such: Callable[[Field], bool]) -> bool:
-        """Return whether it has values of a field for which `such` is true."""
+        """Return whether the message has values of a field for which `such` is true."""
         fields = self.declared.items()
         return any(f and such(f) and np.size(self.values[n]) for n, f in fields)
 
 
 class Recorder(InProcessGrid):
-    """A grid that records all messages, in `transcript`."""
+    """A grid that records all messages in `transcript`."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
@@ -106,7 +106,7 @@ class Recorder(InProcessGrid):
 
 
 class _Struck(InProcessGrid):
-    """A grid with faults, each in the first message of a step to a party."""
+    """A grid that injects faults, each into the first message of a step to a party."""
 
     def __init__(
         self, parties: Sequence[Party], faults: Mapping[tuple[str, int], str]
@@ -137,7 +137,7 @@ class _Struck(InProcessGrid):
 
 
 def _dealt(field: Field) -> bool:
-    """Return whether an input is bytes that the server generates for one party."""
+    """Return whether an input holds bytes that the server generates for one party."""
     array = field.array
     return field.sending == OWN and isinstance(array, Whole) and array.below == 256
 
@@ -186,7 +186,7 @@ class Runs:
             return self.strategy.start(grid, timeout=timeout)
 
     def letting(self, *kinds: Kind, never: Sequence[Kind] = ()) -> list[Party]:
-        """Return parties whose consent names these kinds, `never` with a limit of 0."""
+        """Return parties whose consent names these kinds, and limits `never` to 0."""
         leaves: dict[str, Limit] = dict.fromkeys(kinds, Limit())
         leaves |= dict.fromkeys(never, Limit(run=0))
         consent = Consent(leaves=leaves, allow_seed=True, two_parties=True, peers=None)
@@ -198,7 +198,7 @@ class Runs:
     def refusal(
         self, *kinds: Kind, never: Sequence[Kind] = ()
     ) -> FederationError | None:
-        """Return the error of a run of such parties, or None; see :meth:`letting`."""
+        """Return the error of a run with the parties of :meth:`letting`, or None."""
         try:
             self.start(InProcessGrid(self.letting(*kinds, never=never)))
         except FederationError as error:
@@ -215,31 +215,31 @@ class Runs:
 
     first = cached_property(_run)
     second = cached_property(_run)
-    """Two runs on the same data, of :meth:`consenting` parties."""
+    """Two runs of :meth:`consenting` parties on the same data."""
 
 
 def check_needs(runs: Runs) -> None:
-    """Check that the data that leave a party are counted, and named in the terms."""
+    """Check that steps count, and the terms name, all data that leave a party."""
     terms = runs.strategy.terms
     seen = runs.first.result.ledger.seen.values()
     left = {kind for of_step in seen for kind in of_step.kinds}
     if unused := set(terms.needs) - left:
-        raise AssertionError(f"needs has {_listed(unused)}, which no step reveals")
+        raise AssertionError(f"needs lists {_listed(unused)}, which no step reveals")
     for kind in terms.needs:
         refusal = runs.refusal(*(k for k in terms.needs if k != kind))
         if kind not in str(refusal):
             raise AssertionError(
-                f"a run must be refused by parties whose consent lacks {kind!r}"
+                f"parties whose consent lacks {kind!r} must refuse the run"
             )
         refusal = runs.refusal(*terms.needs, *terms.wants, never=[kind])
         if kind not in str(refusal):
             raise AssertionError(
-                f"a run must be refused by parties whose consent limits {kind!r} to 0: "
+                f"parties whose consent limits {kind!r} to 0 must refuse the run, but "
                 "a step does not count it"
             )
     refusal = runs.refusal(*terms.needs) if terms.wants else None
-    if isinstance(refusal, PartyFailed):  # too late, and not by the strategy
-        raise AssertionError(f"a run without kinds in `wants` must complete: {refusal}")
+    if isinstance(refusal, PartyFailed):  # refused too late, and not by the strategy
+        raise AssertionError(f"a run must complete without kinds in `wants`: {refusal}")
 
 
 def check_names(runs: Runs) -> None:
@@ -247,22 +247,22 @@ def check_names(runs: Runs) -> None:
     asked = {"hello", *(step.action for step in runs.strategy.steps)}
     for sent in runs.first.transcript:
         if sent.action not in asked:
-            raise AssertionError(f"steps must list {sent.action}, which is requested")
+            raise AssertionError(f"steps must list {sent.action}, which a run requests")
         for name, declared in sent.declared.items():
             if declared is None:
                 raise AssertionError(f"{sent.action} does not declare {name!r}")
 
 
 def check_data(runs: Runs) -> None:
-    """Check that real numbers leave as declared, and no value in the clear."""
+    """Check that real numbers leave only as declared, and no data in the clear."""
     parties = runs.first.parties
     numbers = [p.rows.take(np.arange(p.n_rows)).ravel() for p in parties]
     numbers += [np.ravel(p.y) for p in parties if p.y is not None]
     data = np.unique(np.concatenate(numbers).astype("<f8").view("<u8"))
-    # A number of few digits, such as 0.5, may be anything.
+    # A number with few digits, such as 0.5, may have any origin.
     data = data[np.count_nonzero(data[:, None].view(np.uint8), axis=1) >= 6]
     if not len(data):
-        raise AssertionError("the parties' data must have numbers with many digits")
+        raise AssertionError("the parties' data must contain numbers with many digits")
     for sent in runs.first.transcript:
         kinds = {revealed.kind for revealed in _step(sent.action).reveals}
         for name, field in sent.declared.items() if sent.up and not kinds else ():
@@ -277,15 +277,15 @@ def check_data(runs: Runs) -> None:
         words = np.ascontiguousarray(starts).view("<u8")
         if (data.take(np.searchsorted(data, words), mode="clip") == words).any():
             raise AssertionError(
-                f"a message of {sent.action} contains a number of a party's data"
+                f"a message of {sent.action} contains a number from a party's data"
             )
 
 
 def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
-    """Yield the masked and encrypted arrays of parties, with their place in the run.
+    """Yield the parties' masked and encrypted arrays, each with its place in the run.
 
-    The number is the place of the byte that a mask makes uniform even if values are
-    small: in the ring the last byte, the only byte that takes all values.
+    The number is the index of a byte that a mask makes uniform even if the values are
+    small. In the ring it is the last byte, the only byte that takes all values.
     """
     frames: dict[int, dict[str, Any]] = {}
     for place, sent in enumerate(run.transcript):
@@ -301,7 +301,10 @@ def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
 
 
 def check_masks(runs: Runs) -> None:
-    """Check that two runs share no mask, and that fifty hidden numbers look random."""
+    """Check that two runs share no mask, and that their hidden numbers look random.
+
+    The numbers must look random only if the two runs hide more than 100 of them.
+    """
     second, parts = {where: array for where, array, _ in _hidden(runs.second)}, []
     for where, array, byte in _hidden(runs.first):
         texts = array.tobytes(), second.get(where, array[:0]).tobytes()
@@ -333,7 +336,7 @@ def check_plan(runs: Runs) -> None:
         if trips != len(waits) and not varies:
             raise AssertionError(
                 f"{action} took {len(waits)} round trips, but a dry run says {trips}: "
-                "they must not depend on the data, nor on a bound that is too small"
+                "the number must not depend on the data, nor on a bound that is too low"
             )
         seen, said = (of.seen.get(action) for of in (result.ledger, planned.ledger))
         if seen and said and (more := seen.reply - said.reply):
@@ -341,8 +344,8 @@ def check_plan(runs: Runs) -> None:
 
 
 def check_two_parties(runs: Runs) -> None:
-    """Check that two parties get a result, or an error with the number required."""
-    if runs.strategy.task != "train":  # it takes the parties of the model
+    """Check that two parties get a result, or an error with the required number."""
+    if runs.strategy.task != "train":  # other tasks need all parties of the model
         return
     parties = sorted(runs.consenting(), key=lambda party: party.y is None)[:2]
     two = Runs(runs.strategy.replace(n_parties=0), lambda: parties[::-1])
@@ -376,7 +379,7 @@ def check_faults(runs: Runs) -> None:
     for turn, action in enumerate(expected.ledger.waits):
         asked = [names.index(p) for a, p in expected.ledger.entries if a == action]
         place = action, asked[turn % len(asked)]
-        # A damaged request is sent again, so one run can have one in each step.
+        # A damaged request is sent again, so one run can damage a request in each step.
         damaged[place] = "damage"
         faults.append({place: FATAL[turn % 2]})
         # Parties refuse values altered by another party or by the server.
@@ -410,7 +413,7 @@ def check_faults(runs: Runs) -> None:
 
 
 def check_quality(runs: Runs) -> None:
-    """Check that a model is better than the trivial model, by its metrics."""
+    """Check by its metrics that a model is better than the trivial model."""
     metrics = dict(runs.first.result.metrics)
     if metrics.keys() >= {"test_error", "test_base_error"}:
         metrics["gain"] = metrics["test_base_error"] - metrics["test_error"]
@@ -432,19 +435,19 @@ def check_strategy(
     """Run a strategy some twenty times in this process, and check these runs.
 
     Passing these checks does not prove privacy. Arrays of real numbers must leave in a
-    sum, encrypted, or in a step that declares what it reveals; beyond that, the checks
-    find only unchanged float64 numbers of a party's data in messages, and skip steps
-    that reveal rows or centroids.
+    sum, encrypted, or in a step that declares what it reveals. Beyond that, the checks
+    only find float64 numbers of a party's data that appear unchanged in messages, and
+    they skip steps that reveal rows or centroids.
 
     Parameters
     ----------
     strategy : ProtocolStrategy
-        The strategy with its settings; with a seed, more values of two results are
+        The strategy with its settings. With a seed, more values of the two results are
         compared.
     parties : sequence of Party, or callable
-        Three or more parties, or a function that makes them for each run, if a run
-        changes their stored data. Their consents are replaced by ones that name all
-        kinds that the strategy declares. With `test_r2`, `explained` or `test_error`
+        Three or more parties; if a run changes their stored data, a function that makes
+        the parties for each run. Their consents are replaced by consents that name all
+        kinds that the strategy declares. If `test_r2`, `explained` or `test_error` is
         among the metrics, a model of their data must be better than no model.
 
     Raises
@@ -452,9 +455,9 @@ def check_strategy(
     AssertionError
         A check fails; the message says why, and a note names the check.
     ValueError
-        `strategy` is not a strategy, or not one for this number of parties.
+        `strategy` is not a strategy, or does not support this number of parties.
     FederationError, PartyFailed
-        Parties with these consents refuse the run, or it fails.
+        Parties with these consents refuse the run, or the run fails.
 
     Examples
     --------

@@ -6,13 +6,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-"""A NumPy array; each docstring gives its shape, type and unit."""
+"""A NumPy array; each docstring states its shape, type and unit."""
 
 Arrays = dict[str, Array]
 """Named arrays."""
 
 Scalar = bool | int | float | str | bytes
-"""A setting that travels with a message and is no array."""
+"""A setting that is sent with a message and is not an array."""
 
 Values = Mapping[str, Array | Scalar]
-"""What one message carries: named arrays and named settings."""
+"""The content of one message: named arrays and named settings."""

@@ -120,7 +120,7 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
         *("figures", "model-coreset.npz", "report.html", "report.md", "result.json")
     ]
     for name in (folder.name, "../runs", "other"):
-        with pytest.raises(RunEnded, match="resume must be the name of the folder"):
+        with pytest.raises(RunEnded, match="resume must be the name of an incomplete"):
             main(grid(RealParties), context(**config, resume=name))
 
 

@@ -140,6 +140,6 @@ def test_the_report_of_the_last_run_gets_the_errors(tmp_path, capsys):
     assert weather == pytest.approx(y[test].var(), rel=0.1)
     assert "600 flights held out" in capsys.readouterr().out
     page = (run / "report.html").read_text()
-    assert page.count("Beside each party alone") == 1
+    assert page.count("Compared with single parties") == 1
     assert "<h1>How late will a flight arrive?</h1>" in page
     assert "Typical errors of other models: pooled " in page

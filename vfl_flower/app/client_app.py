@@ -1,4 +1,4 @@
-"""The party's side on Flower: the ready ClientApp, and how it finds its data."""
+"""The party side on Flower: the ready-made ClientApp, and how it finds its data."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _is_real(source: PartySource, by_node: bool) -> bool:
 def load(source: PartySource, run_config: Mapping[str, Any]) -> Party:
     """Return a party; for predictions, new rows are encoded as in training.
 
-    Raises PartyError for a fault of its state-dir, local model, consent or data.
+    Raises PartyError for a fault in its state-dir, local model, consent or data.
     """
     try:
         encoding = _stored_encoding(source, run_config)
         consent = Consent.load(source.consent) if source.consent else None
         if consent is not None and source.state_dir is not None:
-            check_refusals(source.state_dir, consent)  # refusals of loading count too
+            check_refusals(source.state_dir, consent)  # refusals in loading count too
     except PartyError as error:  # before ``hello`` the server does not know the name
         raise PartyError(f"{source.who}: {error}") from None
     party = load_party(source, encoding=encoding)
@@ -78,7 +78,7 @@ def _stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
     if not has_encoding(run_config):
         return None
     if source.state_dir is None:
-        raise PartyError("it needs the state-dir of its local model: --state-dir")
+        raise PartyError("state-dir must be set: it has the local model (--state-dir)")
     part = load_part(source.state_dir, str(run_config.get("model-id", "")))
     return part.settings["encoding"]
 

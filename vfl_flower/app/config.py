@@ -1,8 +1,8 @@
-"""The only reader of run config and node config.
+"""The only module that reads run configs and node configs.
 
-A run config has common keys, those of :class:`RunSettings` and
-:class:`~vfl_flower.data.options.FileOptions`, and a section for each
-algorithm with the settings that its strategies declare, such as ``example.size``.
+The common keys of a run config are the settings of :class:`RunSettings` and
+:class:`~vfl_flower.data.options.FileOptions`. Each algorithm also has a section, with
+the settings that its strategies declare, such as ``example.size``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UserConfig = Mapping[str, bool | int | float | str]
 
 @settings
 class RunSettings:
-    """What every run config has, whatever the strategy."""
+    """Settings of every run config, whatever the strategy."""
 
     strategy: str = next(iter(ALGORITHMS))
     """Name of the algorithm and of its section."""
@@ -71,10 +71,11 @@ _OF_THE_RUN = frozenset({"alignment", "model_id", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
 
 _NOT_IN_SECTIONS = _OF_THE_RUN | {"masking", "angle_masking"}
-"""Those, and settings for one process only: elsewhere parties insist on masks."""
+"""Settings that are in no section: those of `_OF_THE_RUN`, and settings for runs in one
+process only, since elsewhere parties insist on masks."""
 
 _NODE_KEYS = frozenset(setting.key for setting in settings_of(FileOptions))
-"""Keys of the run config that a node config with ``data`` may have too."""
+"""Keys of the run config that a node config with ``data`` may also have."""
 
 _NODE_ONLY = frozenset(
     {"data", "data-path", "partition-id", "num-partitions", "party-name"}
@@ -87,16 +88,16 @@ class Key:
     """One key of the run config."""
 
     name: str
-    """``seed``, or, in a section, ``example.size``."""
+    """For example ``seed``, or ``example.size`` in a section."""
     section: str
     """Name of the algorithm, or "" for a common key."""
     setting: Setting
     default: bool | int | float | str
-    """Its value if the run config does not set it."""
+    """The key's value if the run config does not set it."""
 
 
 def run_keys() -> dict[str, Key]:
-    """Return every key of the run config: the common ones, then section by section."""
+    """Return all keys of the run config: the common keys, then each section's keys."""
     sections: dict[str, tuple[type, ...]] = {"": _COMMON, **algorithms()}
     keys: dict[str, Key] = {}
     for section, kinds in sections.items():
@@ -110,7 +111,7 @@ def run_keys() -> dict[str, Key]:
 
 
 def check_run_config(run_config: UserConfig) -> dict[str, Any]:
-    """Return a run config with its defaults; raise ValueError if one is invalid."""
+    """Return a run config with its defaults; raise ValueError for an invalid entry."""
     keys = run_keys()
     for name, value in run_config.items():
         if name not in keys:
@@ -127,7 +128,7 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
 
 
 def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
-    """Return the strategies of an algorithm by their tasks, or raise ValueError."""
+    """Return an algorithm's strategies by task; raise ValueError if it is unknown."""
     known = algorithms()
     if config["strategy"] not in known:
         raise ValueError(
@@ -139,8 +140,8 @@ def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
 def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
     """Return the strategy of a checked run config.
 
-    Raises ValueError if there is none, a value is invalid, or a changed key would be
-    ignored.
+    Raises ValueError if there is no such strategy, a value is invalid, or a key that
+    differs from its default would be ignored.
     """
     tasks = tasks_of(config)
     if config["task"] not in tasks:
@@ -184,20 +185,20 @@ def _standardize_rule(section: str) -> str:
 
 
 def with_data(node_config: UserConfig) -> dict[str, Any]:
-    """Return a node config with ``data`` where it has ``data-path``, Flower's word."""
+    """Return a node config with Flower's ``data-path``, if any, renamed to ``data``."""
     config = dict(node_config)
     path = config.pop("data-path", None)
     if path is not None and config.setdefault("data", path) != path:
-        raise ValueError("node config must set 'data-path' and 'data' to one value")
+        raise ValueError("node config must set 'data-path' and 'data' to equal values")
     return config
 
 
 def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource:
-    """Return where a node's data come from.
+    """Return the source of a node's data.
 
-    A node whose config has ``data`` decides for itself; what the run config says about
-    data applies to all others, such as simulated ones. Raises ValueError for a wrong
-    type, a misspelt key, or file options when ``data`` is missing.
+    If the node config has ``data``, only the node config describes the data. The run
+    config's keys for data apply to all other nodes, such as simulated nodes. Raises
+    ValueError for a wrong type, a misspelt key, or file options without ``data``.
     """
     node_config = with_data(node_config)
     _check_node_keys(node_config)
@@ -206,7 +207,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     chosen: dict[str, Any] = {setting.key: setting.default for setting in declared}
     chosen |= node_config if by_node else run_config
     if not by_node and str(chosen["data"]).startswith(QUERY):
-        raise ValueError("data may be a query only in a node config, not in a run's")
+        raise ValueError("data may be a query only in a node config, not a run config")
     partition, encodes, aligns = _data_rules(run_config)
     rows = partition == "horizontal"
     standardize = _flag(chosen, "standardize")
@@ -244,7 +245,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
 
 
 def _check_node_keys(node_config: UserConfig) -> None:
-    """Raise ValueError for a misspelt key, or file options when ``data`` is missing."""
+    """Raise ValueError for a misspelt key, or for file options without ``data``."""
     known = _NODE_KEYS | _NODE_ONLY
     for key in node_config:
         near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
@@ -316,7 +317,7 @@ def has_encoding(run_config: UserConfig) -> bool:
 def _alignment(
     node_config: UserConfig, run_config: UserConfig, partition: str
 ) -> str | None:
-    """Return the name of the order of a node's rows, if it has one.
+    """Return the name of the row order that a node uses, or None.
 
     The party's own setting has priority; a run that names a different order is refused.
     """
@@ -336,7 +337,7 @@ def _alignment(
 def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
     """Return the partition, whether columns are encoded, and whether rows are aligned.
 
-    The run config may belong to another app, whose strategy this package does not have.
+    The run config may belong to another app, with a strategy that this package lacks.
     """
     name = str(run_config.get("strategy", ""))
     tasks = algorithms().get(name, ())

@@ -26,11 +26,11 @@ def register(app: ClientApp, load: Load, *, allow_plain: bool = False) -> None:
     load : callable
         Returns the party's data for a Flower context. It is called for each message,
         so it should be quick: cache slow results, or map a file into memory. A party
-        without an index gets the ``partition-id`` of its node; if there is none either,
-        parties are ordered by their names.
+        without an index gets the ``partition-id`` of its node; if the node has none,
+        parties are ordered by name.
     allow_plain : bool
-        Answer a server that asks for sums without masks, or for a protocol that does
-        not protect the party. Only for tests and comparisons.
+        Answer a server even if it asks for sums without masks, or for a protocol that
+        does not protect the party. Use it only for tests and comparisons.
 
     Examples
     --------

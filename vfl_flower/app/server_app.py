@@ -1,4 +1,4 @@
-"""The server's side on Flower: run config -> strategy -> start -> report, or a plan."""
+"""The server side on Flower: run config -> strategy -> start -> report or plan."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ RESUME = "to resume this run:"
 
 
 class RunEnded(FederationError):
-    """A run cannot continue; the text gives the reason in a sentence, without a stack.
+    """A run cannot continue; the text gives the reason in a sentence.
 
-    Flower would log the stack after the sentence, which would no longer be the last
-    line of the run's output.
+    The error has no traceback, because Flower would log it after the sentence, which
+    would then not be the last line of the run's output.
     """
 
     __traceback__ = property(lambda error: None, lambda error, stack: None)
@@ -45,7 +45,7 @@ class RunEnded(FederationError):
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run and report, or plan, by the run config; raise RunEnded if it fails."""
+    """Run and report, or plan, as the run config says; raise RunEnded on failure."""
     log.setLevel(logging.INFO)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
@@ -58,10 +58,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
-    """Run by the run config, with parties of any kind; see :func:`main`.
+    """Run as the run config says, with parties of any kind; see :func:`main`.
 
-    `more` are further words of the command that started it. Raises FederationError,
-    ValueError or OSError, which :func:`main` turns into a sentence.
+    `more` holds further words of the command that started the run. Raises
+    FederationError, ValueError or OSError, which :func:`main` turns into a sentence.
     """
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
@@ -101,10 +101,10 @@ def command_of(
     more: Sequence[str] = (),
     federation: Path | None = None,
 ) -> str:
-    """Return the command that runs a run config again, or resumes it.
+    """Return the command that repeats a run from its run config, or resumes it.
 
-    `more` are further options of a run on this machine, such as party files.
-    `federation` is the coordinator's folder; default: the one of this SuperLink.
+    `more` holds further options of a run on this machine, such as party files.
+    `federation` is the coordinator's folder; default: this SuperLink's folder.
     """
     keys = run_keys()
     named = ["strategy", "task", "data"]
@@ -155,20 +155,20 @@ def checkpoint_of(
 
 
 def run_folder(results_in: Path, resume: str, run_id: int) -> Path:
-    """Return the folder of a run; raise ValueError if there is none to resume."""
+    """Return the folder of a run; raise ValueError if there is no run to resume."""
     if not resume:
         return results_in / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run_id}"
     folder = results_in / resume
     if Path(resume).name != resume or not (folder / FILE).is_file():
         raise ValueError(
-            "resume must be the name of the folder, in output-dir, of an incomplete "
-            f"run, got {resume!r}"
+            "resume must be the name of an incomplete run's folder in output-dir, got "
+            f"{resume!r}"
         )
     return folder
 
 
 def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
-    """Return a run config's strategies by their variants; raise ValueError if none."""
+    """Return a run config's strategies by variant; raise ValueError if none fits."""
     strategy = make_strategy(config)
     strategies = {strategy.variant: strategy}
     if config["compare"]:

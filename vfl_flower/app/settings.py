@@ -1,6 +1,7 @@
-"""The run config's keys as TOML, from the declarations of the settings.
+"""The run config's keys as TOML, generated from the declarations of the settings.
 
-``python docs/tables.py`` prints this, and the page of settings, from the same.
+``python docs/tables.py`` prints this TOML, and the page of settings, from the same
+declarations.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from vfl_flower.strategies import ALGORITHMS
 
 
 def sections() -> Iterator[tuple[str, list[Key]]]:
-    """Yield the sections of a run config, "" for the common one, and their keys."""
+    """Yield each section of a run config, "" for the common keys, and its keys."""
     for section in ["", *ALGORITHMS]:
         yield section, [key for key in run_keys().values() if key.section == section]
 

@@ -41,10 +41,10 @@ def estimates(
 ) -> Callable[[type[E]], type[E]]:
     """Add a strategy's settings to the arguments of an estimator's constructor.
 
-    A dataclass writes the constructor, whose signature has every argument, as
-    scikit-learn requires. The constructor of the strategy checks them, in ``fit``. Some
-    defaults are `changed`. The estimator itself sets the `fixed` settings to these
-    values; ``...`` means that ``fit`` sets them.
+    A dataclass generates the constructor, whose signature lists every argument, as
+    scikit-learn requires. The strategy's constructor checks the arguments, in ``fit``.
+    `changed` replaces some of the defaults. The estimator itself sets the `fixed`
+    settings to the given values; ``...`` means that ``fit`` sets the value.
     """
 
     def decorate(cls: type[E]) -> type[E]:
@@ -70,12 +70,12 @@ class Estimator(BaseEstimator):
     ----------
     random_state : int, RandomState or None
         An int is the seed of the run: ``simulate`` with this seed gives the same model.
-        None: the parties draw from their operating system.
+        None: each party draws random numbers from its operating system.
 
     Attributes
     ----------
     result_, ledger_ : ProtocolResult, Ledger
-        Result of the last run; its round trips, messages and bytes.
+        Result of the last run, and its round trips, messages and bytes.
     """
 
     random_state: Any = None
@@ -123,19 +123,19 @@ class SplitColumns(Estimator):
     Parameters
     ----------
     columns_per_party : int, list, partitioner of Flower Datasets or None
-        Which columns of X each party holds. An int: the number of parties, with
-        consecutive columns; a list of counts of consecutive columns; a list of lists of
-        numbers or of names of columns; or a vertical partitioner. None: two parties, or
-        if X is a list of blocks one party for each block.
+        The columns of X that each party holds: an int (the number of parties, which get
+        consecutive columns), a list of counts of consecutive columns, a list of lists
+        of column numbers or names, or a vertical partitioner. None: two parties, or one
+        party for each block if X is a list of blocks.
     random_state
-        As of :class:`Estimator`.
+        As in :class:`Estimator`.
 
     Attributes
     ----------
     columns_per_party_ : list of Array of int
-        Numbers of the columns of each party.
+        Column numbers of each party.
     result_, ledger_
-        As of :class:`Estimator`.
+        As in :class:`Estimator`.
     """
 
     columns_per_party: Any = None
@@ -143,14 +143,14 @@ class SplitColumns(Estimator):
     def predict(self, X: Any) -> Array:
         """Return the predictions for rows, shape (n,).
 
-        Values in the unit of y, or numbers of clusters.
+        The predictions are values in the unit of y, or cluster numbers.
         """
         return np.asarray(self._model.predict(self._blocks(X)))
 
     def _split(self, X: Any, y: Any = "no_validation", **how: Any) -> Any:
-        """Check the arguments of ``fit``; return the block of each party, and y.
+        """Check the arguments of ``fit``; return each party's block, and y.
 
-        `how` are arguments of scikit-learn's ``validate_data``.
+        `how` holds arguments for scikit-learn's ``validate_data``.
         """
         check_labels(X, y, numbers=how.get("y_numeric", False))
         X, given = whole(X, "columns_per_party", self.columns_per_party, axis=1)
@@ -167,7 +167,7 @@ class SplitColumns(Estimator):
         return [X[:, columns] for columns in self.columns_per_party_], y
 
     def _blocks(self, X: Any) -> list[Array]:
-        """Return the block of each party from the argument of ``predict``."""
+        """Return each party's block of the rows passed to ``predict``."""
         check_is_fitted(self)
         if blocks := as_blocks(X):
             self._check_names(blocks)
@@ -189,7 +189,7 @@ class SplitColumns(Estimator):
                 )
 
     def _joined(self, blocks: Sequence[Array]) -> Array:
-        """Join arrays over each party's columns, in the order of the columns of X."""
+        """Join the parties' arrays along the columns, in the column order of X."""
         order = np.argsort(np.concatenate(self.columns_per_party_))
         return np.concatenate(blocks, axis=-1)[..., order]
 
@@ -201,9 +201,9 @@ class Labelled(SplitColumns):
     Parameters
     ----------
     columns_per_party, random_state
-        As of :class:`SplitColumns`.
+        As in :class:`SplitColumns`.
     label_party : int
-        The place of the party that holds y, from 0; -1 is the last.
+        Index of the party that holds y, from 0; -1 is the last party.
     """
 
     label_party: int = -1
@@ -213,7 +213,7 @@ class Labelled(SplitColumns):
         T = len(blocks)
         if not is_whole(self.label_party) or not -T <= self.label_party < T:
             raise ValueError(
-                f"label_party must be the place of one of {T} parties, from {-T} to "
+                f"label_party must be the index of one of {T} parties, from {-T} to "
                 f"{T - 1}, got {self.label_party!r}"
             )
         holder = self.label_party % T
@@ -227,29 +227,29 @@ class SplitRows(Estimator):
     Parameters
     ----------
     rows_per_party : int, list or None
-        Which rows of X each party holds. An int: the number of parties, with
-        consecutive rows; a list of counts of consecutive rows; or a list of lists of
-        numbers of rows. None: three parties, or if X is a list of blocks one party for
-        each block.
+        The rows of X that each party holds: an int (the number of parties, which get
+        consecutive rows), a list of counts of consecutive rows, or a list of lists of
+        row numbers. None: three parties, or one party for each block if X is a list of
+        blocks.
     random_state
-        As of :class:`Estimator`.
+        As in :class:`Estimator`.
 
     Attributes
     ----------
     rows_per_party_ : list of Array of int
-        Numbers of the rows of each party.
+        Row numbers of each party.
     result_, ledger_
-        As of :class:`Estimator`.
+        As in :class:`Estimator`.
     """
 
     rows_per_party: Any = None
 
     def predict(self, X: Any) -> Array:
-        """Return the number of the nearest centre of each row, shape (n,)."""
+        """Return the number of each row's nearest centre, shape (n,)."""
         return np.asarray(self._model.predict(self._rows(X)))
 
     def _split(self, X: Any) -> Array:
-        """Check the argument of ``fit``, and return its rows."""
+        """Check the rows passed to ``fit``, and return them."""
         X, given = whole(X, "rows_per_party", self.rows_per_party, axis=0)
         X = validate_data(self, X, dtype=np.float64)
         given = 3 if given is None else given
@@ -257,24 +257,24 @@ class SplitRows(Estimator):
         return np.asarray(X)
 
     def _rows(self, X: Any) -> Array:
-        """Return the rows of the argument of ``predict``."""
+        """Return the rows passed to ``predict``."""
         check_is_fitted(self)
         X, _ = whole(X, "rows", None, axis=0)
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
 
 class Scored:
-    """Checks the labels of ``score`` like the labels of ``fit``."""
+    """Checks labels in ``score`` as in ``fit``."""
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return R^2, or the accuracy of classes, of the predictions for rows."""
+        """Return the R^2 of the predictions for rows; for classes, their accuracy."""
         check_labels(X, y, numbers=is_regressor(self))
         check_labels(X, sample_weight, "sample_weight")
         return float(super().score(X, y, sample_weight))  # type: ignore[misc]
 
 
 def check_labels(X: Any, y: Any, what: str = "y", numbers: bool = True) -> None:
-    """Refuse labels that do not match the rows of X, masked labels, unclear classes."""
+    """Refuse labels that do not match X's rows, masked labels and unclear classes."""
     check_index(indexed(as_blocks(X) or [X]), y, what)
     if np.ma.is_masked(y):
         raise ValueError(f"{what} must have no masked value")
@@ -315,7 +315,7 @@ def whole_or_not(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_blocks(X: Any) -> list[Any]:
-    """Return the matrices of a list of matrices; [] if X is anything else.
+    """Return the matrices if X is a list of matrices, and [] otherwise.
 
     A matrix may be an array, a DataFrame, or a data set of Hugging Face's Datasets,
     which Flower Datasets returns.
@@ -361,7 +361,8 @@ def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
 def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
     """Return the names of the columns that a vertical partitioner gives each party.
 
-    It is not changed: a partitioner takes one data set in its life, and it draws.
+    The partitioner is copied first, because a partitioner accepts only one data set and
+    draws random numbers.
     """
     fresh = deepcopy(partitioner)
     if not fresh.is_dataset_assigned():
@@ -375,11 +376,12 @@ def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
 def split(
     given: Any, n: int, argument: str, what: str, names: Sequence[str] = ()
 ) -> list[Array]:
-    """Return which of n columns, or rows, each party holds: the numbers, shape (d_j,).
+    """Return the numbers of the columns, or rows, that each party holds, shape (d_j,).
 
-    `given` is the value of `argument`, see :class:`SplitColumns`; `what` is what
-    scikit-learn calls n. Raises ValueError if not each column or row belongs to one
-    party, or if a party has none.
+    There are n columns, or rows. `given` is the value of `argument` (see
+    :class:`SplitColumns`), and `what` is scikit-learn's name for n. Raises ValueError
+    unless each column or row belongs to exactly one party and each party has at least
+    one.
 
     >>> [own.tolist() for own in split([1, 2], 3, "columns_per_party", "n_features")]
     [[0], [1, 2]]
@@ -414,14 +416,14 @@ def split(
             raise ValueError(f"{argument} has {i!r}, but X has {what} = {n}")
     if not all(held) or sorted(chain(*held)) != list(range(n)):
         raise ValueError(
-            f"{argument} must have at least one item for each party, and each of the "
-            f"{what} = {n} once"
+            f"{argument} must have at least one item for each party, and contain each "
+            f"of the {what} = {n} items once"
         )
     return [np.array(item, dtype=np.int64) for item in held]
 
 
 def is_list(value: Any) -> bool:
-    """Return whether a value is a list of items, such as an array, but not a text."""
+    """Return whether a value is a list or another iterable, but not text."""
     return isinstance(value, Iterable) and not isinstance(value, str)
 
 
@@ -434,7 +436,7 @@ class Classifier(Scored, ClassifierMixin, Labelled):
     classes_ : Array, shape (K,)
         The labels of the classes.
     columns_per_party_, result_, ledger_
-        As of :class:`SplitColumns`.
+        As in :class:`SplitColumns`.
     """
 
     def fit(self, X: Any, y: Any) -> Self:
@@ -449,7 +451,7 @@ class Classifier(Scored, ClassifierMixin, Labelled):
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """Return the scores f(x) of rows, shape (n,) of two classes, else (n, K)."""
+        """Return the scores f(x) of rows, shape (n,) for two classes, else (n, K)."""
         scores = np.asarray(self._model.decision_function(self._blocks(X)))
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
@@ -459,7 +461,7 @@ class Classifier(Scored, ClassifierMixin, Labelled):
         return np.asarray(self.classes_[codes.astype(np.int64)])
 
     def predict_proba(self, X: Any) -> Array:
-        """Return the probabilities of the classes of rows, shape (n, K)."""
+        """Return the class probabilities of rows, shape (n, K)."""
         return np.asarray(self._model.predict_proba(self._blocks(X)))
 
 

@@ -1,4 +1,4 @@
-"""Estimators of the coreset strategies: linear regression and k-means."""
+"""Estimators for the coreset strategies: linear regression and k-means."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CoresetRegressor(Scored, RegressorMixin, Labelled):
     Parameters
     ----------
     columns_per_party, label_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.Labelled`.
+        As in :class:`~vfl_flower.sklearn.base.Labelled`.
 
     Attributes
     ----------
@@ -32,9 +32,9 @@ class CoresetRegressor(Scored, RegressorMixin, Labelled):
     intercept_ : float
         Prediction at the origin, in the unit of y.
     n_iter_ : int
-        Iterations of the solver; 1 where it solves at once.
+        Iterations of the solver; 1 if the solver does not iterate.
     columns_per_party_, result_, ledger_
-        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
+        As in :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Examples
     --------
@@ -64,18 +64,18 @@ class CoresetKMeans(ClusterMixin, SplitColumns):
     Parameters
     ----------
     columns_per_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
+        As in :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Attributes
     ----------
     cluster_centers_ : Array, shape (k, d)
         Centres, in the unit of the columns of X.
     labels_ : Array of int, shape (n,)
-        Number of the nearest centre of each row of ``fit``.
+        Number of the nearest centre of each row passed to ``fit``.
     inertia_ : float
-        Sum of the squared distances of these rows to their centres.
+        Sum of the squared distances from these rows to their nearest centres.
     columns_per_party_, result_, ledger_
-        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
+        As in :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class CoresetKMeans(ClusterMixin, SplitColumns):
         return self
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return minus the sum of the squared distances of rows to their centres."""
+        """Return minus the sum of squared distances from rows to nearest centres."""
         return -float(self._assigned(self._blocks(X))[1].sum())
 
     def _assigned(self, blocks: list[Array]) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Estimators of doubly stochastic kernel learning over split columns."""
+"""Estimators for doubly stochastic kernel learning over split columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE_PROCESS = {"allow_two_parties": True}
 
 
 def _has_probabilities(estimator: KernelClassifier) -> bool:
-    """Return whether scores become probabilities with the estimator's settings."""
+    """Return whether the estimator's settings turn scores into probabilities."""
     if estimator.loss == "logistic":
         return True
     raise AttributeError(
@@ -33,12 +33,12 @@ class KernelClassifier(Classifier):
     Parameters
     ----------
     columns_per_party, label_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.Labelled`.
+        As in :class:`~vfl_flower.sklearn.base.Labelled`.
 
     Attributes
     ----------
     classes_, columns_per_party_, result_, ledger_
-        As of :class:`~vfl_flower.sklearn.base.Classifier`.
+        As in :class:`~vfl_flower.sklearn.base.Classifier`.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class KernelClassifier(Classifier):
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
-        """Return the probabilities of the classes of rows, shape (n, K)."""
+        """Return the class probabilities of rows, shape (n, K)."""
         return super().predict_proba(X)
 
 
@@ -68,12 +68,12 @@ class KernelRegressor(Regressor):
     Parameters
     ----------
     columns_per_party, label_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.Labelled`.
+        As in :class:`~vfl_flower.sklearn.base.Labelled`.
 
     Attributes
     ----------
     columns_per_party_, result_, ledger_
-        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
+        As in :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Estimator of kernel k-means over split rows."""
+"""Estimator for kernel k-means over split rows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class KernelKMeans(ClusterMixin, SplitRows):
     Parameters
     ----------
     rows_per_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.SplitRows`.
+        As in :class:`~vfl_flower.sklearn.base.SplitRows`.
 
     Attributes
     ----------
     labels_ : Array of int, shape (n,)
-        Clusters of the rows of ``fit``.
+        Cluster of each row passed to ``fit``.
     cluster_centers_ : Array, shape (k, s)
         Centres in the space of the embedding.
     inertia_ : float
-        Sum of the squared distances of the embedded rows to their centres.
+        Sum of the squared distances from the embedded rows to their centres.
     n_iter_ : int
-        Iterations of the subspace.
+        Iterations used to compute the subspace.
     rows_per_party_, result_, ledger_
-        As of :class:`~vfl_flower.sklearn.base.SplitRows`.
+        As in :class:`~vfl_flower.sklearn.base.SplitRows`.
 
     Examples
     --------
@@ -64,6 +64,6 @@ class KernelKMeans(ClusterMixin, SplitRows):
         return self
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return minus the sum of the squared distances of embedded rows to centres."""
+        """Return minus the sum of squared distances from embedded rows to centres."""
         embedded = self._model.transform(self._rows(X))
         return -float(assign(embedded, self.cluster_centers_)[1].sum())

@@ -1,4 +1,4 @@
-"""Estimator of clusters that can forget, over split rows."""
+"""Estimator for k-means over split rows; its model can forget rows."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ def digest_of(X: Array) -> str:
 
 @estimates(MUFC, server_state=...)
 class ForgettingKMeans(ClusterMixin, SplitRows):
-    """k-means that can forget rows, which are split over parties.
+    """k-means on rows that are split over parties; the model can forget rows.
 
     Runs :class:`~vfl_flower.strategies.MUFC` in this process.
 
     Parameters
     ----------
     rows_per_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.SplitRows`.
+        As in :class:`~vfl_flower.sklearn.base.SplitRows`.
     state_folder : str, Path or None
-        Folder with a subfolder for the server and for each party, in which they store
-        the data for forgetting rows; None: the model cannot forget.
+        Folder with subfolders in which the server and each party store the data that
+        they need to forget rows; None: the model cannot forget rows.
 
     Attributes
     ----------
     cluster_centers_ : Array, shape (k, d)
         Centres, in the unit of the columns of X.
     labels_ : Array of int, shape (n,)
-        Clusters of the rows of ``fit``: the cluster of the local centroid of each row;
-        -1 for forgotten rows.
+        Cluster of each row passed to ``fit``, which is the cluster of its local
+        centroid; -1 for forgotten rows.
     forgotten_ : Array of int, shape (m,)
-        Numbers of the rows that were forgotten.
+        Numbers of the forgotten rows.
     inertia_ : float
-        Sum of the squared distances of the remaining rows to the centres of their
-        clusters, in sides of the box squared.
+        Sum of the squared distances from the remaining rows to the centres of their
+        clusters, in units of the box's side squared.
     rows_per_party_, result_, ledger_
-        As of :class:`~vfl_flower.sklearn.base.SplitRows`.
+        As in :class:`~vfl_flower.sklearn.base.SplitRows`.
 
     Examples
     --------
@@ -76,21 +76,21 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         return self._cluster(strategy, X, self.forgotten_)
 
     def forget(self, X: Any, rows: Any) -> Self:
-        """Change the model to what it would be without some rows.
+        """Change the model as if it had never contained some rows.
 
         Parameters
         ----------
         X : Array, shape (n, d), or a list of blocks
-            All rows of ``fit``; rows forgotten before are not read.
+            All rows passed to ``fit``; rows forgotten earlier are not read.
         rows : Array of int, shape (m,)
-            Numbers of the rows to forget, from 0, each once; neither a mask nor labels
-            of an index in a different order.
+            Numbers of the rows to forget, counted from 0, each only once. Neither a
+            mask nor labels of a reordered index are allowed.
 
         Raises
         ------
         ValueError
-            There was no `state_folder`, X does not have the rows of ``fit``, or a row
-            is not in the model. Nothing is changed then.
+            `state_folder` is missing, X does not have the rows passed to ``fit``, or a
+            row is not in the model. In these cases nothing is changed.
         """
         index, numbers = getattr(X, "index", None), number_array(rows, "rows")
         X = self._rows(X)
@@ -111,11 +111,11 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         if counts.max(initial=1) > 1:
             number, count = rows[counts > 1][0], counts.max()
             raise ValueError(
-                f"rows must have each row number once, and not be a mask: {number} "
+                f"rows must be row numbers, each only once, and not a mask: {number} "
                 f"occurs {count} times"
             )
         if self.state_folder is None:
-            raise ValueError("state_folder must be set at fit and now, got None")
+            raise ValueError("state_folder must be set for fit and forget, got None")
         remaining = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
         if not np.isin(rows, remaining).all():
             raise ValueError("rows must be numbers of rows that are in the model")
@@ -130,9 +130,9 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         return self._cluster(task, X, rows)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return minus the sum of the squared distances of rows to the nearest centres.
+        """Return minus the sum of squared distances from rows to nearest centres.
 
-        In sides of the box squared, as `inertia_`.
+        The unit is the box's side squared, as for `inertia_`.
         """
         rows, model = self._rows(X), self._model
         box = Box(model.lower, model.upper)
@@ -142,7 +142,7 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     def _cluster(self, strategy: ProtocolStrategy, X: Array, rows: Array) -> Self:
         """Run training, or a task that forgets `rows`, on the rows not forgotten.
 
-        The number of a row is its id.
+        A row's number serves as its id.
         """
         folder = None if self.state_folder is None else Path(self.state_folder)
         held = [np.setdiff1d(ids, self.forgotten_) for ids in self.rows_per_party_]

@@ -1,4 +1,4 @@
-"""Estimators of ridge on columns that nobody pools."""
+"""Estimators for ridge regression on columns that are not pooled."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class SecureRidgeClassifier(Classifier):
     Parameters
     ----------
     columns_per_party, label_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.Labelled`.
+        As in :class:`~vfl_flower.sklearn.base.Labelled`.
 
     Attributes
     ----------
     classes_, columns_per_party_, result_, ledger_
-        As of :class:`~vfl_flower.sklearn.base.Classifier`.
+        As in :class:`~vfl_flower.sklearn.base.Classifier`.
 
     Examples
     --------
@@ -43,12 +43,12 @@ class SecureRidgeRegressor(Regressor):
     Parameters
     ----------
     columns_per_party, label_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.Labelled`.
+        As in :class:`~vfl_flower.sklearn.base.Labelled`.
 
     Attributes
     ----------
     columns_per_party_, result_, ledger_
-        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
+        As in :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Examples
     --------

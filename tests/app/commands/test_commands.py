@@ -185,7 +185,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         "fix  a: column 'u' of the party must have no infinite value",
         "fix  b: id-column 'id' of the party must have distinct values",
         "a has 60, b has 50",
-        "3 to fix before the run",
+        "faults to fix before the run: 3",
     ):
         assert text in out
     assert "Error" not in out
@@ -210,7 +210,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--set", "coreset-vrlr.alpa=3"], "mean 'coreset-vrlr.alpha'?"),
         (
             ["--task", "predict", "--set", f"model-id={'1' * 16}"],
-            "'party-0': it needs the state-dir of its local model: --state-dir",
+            "'party-0': state-dir must be set: it has the local model (--state-dir)",
         ),
     ],
 )

@@ -39,7 +39,7 @@ def test_an_order_is_listed_and_accepted(state):
 def test_what_is_not_there_is_said_in_a_line(state, tmp_path):
     assert "has no alignment 'q5'" in said("align", state, "--accept", "q5", code=1)
     assert "has not taken part in a run" in said("journal", state, code=1)
-    assert "has no order: first align rows" in said("align", state / "none", code=1)
+    assert "has no row order: first align rows" in said("align", state / "none", code=1)
     assert "No such file" in said("journal", state / "none", "--confirm", code=1)
 
 

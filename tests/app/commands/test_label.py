@@ -126,7 +126,7 @@ def test_where_the_labels_cannot_go(parties, model, tmp_path, output):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     said = refused(model.id, parties[0], tmp_path / output)
-    assert said == "output must be a file, in an existing folder"
+    assert said == "output must be a file in an existing folder"
     assert not (tmp_path / "nowhere").exists()
     assert (tmp_path / "pipe").is_fifo()
 

@@ -58,9 +58,9 @@ BAD = {
     "a comment": (swap("supernode", f'"{public()} me"'), "without a comment"),
     "no key": (swap("identity", '"ed25519:abc"'), "a party's public key must be"),
     "a path": (swap("name", '"../airline"'), "name must be 1 to 100 letters"),
-    "a number": (swap("name", "5"), "its values must be texts"),
+    "a number": (swap("name", "5"), "its values must be text"),
     "one more key": (lambda text: text + "\nx = 1", "its keys must be name, identity"),
-    "no TOML": (lambda text: text + "\n]", "is no card of a party"),
+    "no TOML": (lambda text: text + "\n]", "is not a party's card"),
     "too large": (lambda text: text + "#" * 5000, "at most 4096 bytes"),
 }
 
@@ -70,7 +70,7 @@ def test_a_file_that_is_no_card(written, change, rule):
     written.write_text(change(written.read_text()))
     with pytest.raises(ValueError, match=rule) as raised:
         Card.load(written)
-    assert str(raised.value).startswith(f"{written} is no card of a party: ")
+    assert str(raised.value).startswith(f"{written} is not a party's card: ")
     assert "\n" not in str(raised.value).split(": ", 1)[0]
 
 

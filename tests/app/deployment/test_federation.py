@@ -190,7 +190,7 @@ def test_a_file_has_the_rows_and_labels_that_a_strategy_needs(place):
     more = {f"c{j}": table.index * j % 17 + table.index / 9 for j in range(8)}
     tables = {
         "at least 20 rows for 2 columns, but the file has 5": table[:5],
-        "has one value in all rows": table.assign(y=1),
+        "has the same value in all rows": table.assign(y=1),
         "one value in all rows": table.assign(y="no"),
         "coreset-vrlr needs labels that are numbers": table.assign(y=list("ab") * 20),
         "at least 44 rows for 10 columns, but the file has 40": table.assign(**more),
@@ -333,7 +333,7 @@ def test_flower_finds_the_superlink(federation, monkeypatch):
 def test_what_coordinator_refuses(place, airline, federation):
     cards = ("--card", airline / "airline.card")
     link = ("coordinator", federation)
-    assert "is no card" in refused(*link, "--card", airline / "party.toml")
+    assert "is not a party's card" in refused(*link, "--card", airline / "party.toml")
     assert "cards must differ in name" in refused(*link, *cards, *cards)
     assert "must differ" in refused(*link, *cards, "--port", 8001)
     assert "written by vfl-flower certificates" in refused("coordinator", place, *cards)
@@ -451,7 +451,7 @@ def test_peers_in_a_form_that_cannot_be_added_to(place, airline, take_part):
     _, one = write_card(place)
     path = airline / "consent.toml"
     path.write_text(text := "peers = {}\n")
-    rule = "must have its peers below a line [peers]; write there: weather = "
+    rule = "must list its peers below a line [peers]; add there: weather = "
     assert rule in refused(*take_part, "--peer", one)
     assert path.read_text() == text
 
@@ -470,7 +470,7 @@ def test_a_pinned_key_is_never_changed(place, airline, take_part):
         assert words in sentence
     replace(weather, name="registry").write(renamed := place / "renamed.card")
     sentence = refused(*take_part, "--peer", renamed)
-    assert "the key of 'registry' must differ from all others" in sentence
+    assert "the key of 'registry' must differ from all other keys" in sentence
     assert path.read_text() == text
     path.write_text(re.sub("(?m)^weather = .*\n", "", text))
     assert run(*take_part, "--peer", other).exit_code == 0
@@ -495,10 +495,10 @@ def test_what_party_refuses(place, airline, take_part):
     words = ("--superlink", "a:1", "--ca")
     assert "x.crt: No such file" in refused("party", airline, *words, "x.crt", *peer)
     assert "x.card: No such file" in refused(*take_part, "--peer", "x.card")
-    assert "must hold a certificate" in refused(
+    assert "must be a certificate" in refused(
         "party", airline, *words, airline / "party.toml", *peer
     )
-    assert "vfl-flower init makes" in refused("party", place, *words, ca, *peer)
+    assert "vfl-flower init creates" in refused("party", place, *words, ca, *peer)
     (airline / "consent.toml").chmod(0o666)
     assert "chmod 600" in refused(*take_part, *peer)
     (airline / "consent.toml").chmod(0o600)

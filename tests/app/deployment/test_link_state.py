@@ -139,7 +139,7 @@ def test_a_file_that_is_no_database_is_set_aside(tmp_path, caplog):
     (aside,) = files_beside(path)
     assert aside.read_bytes() == SECRET * 100
     assert [file.stat().st_mode & 0o777 for file in (path, aside)] == [0o600] * 2
-    assert f"it is now {aside}" in caplog.text
+    assert f"it was renamed to {aside}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_tables_of_another_shape_are_set_aside_unchanged(database, change, caplo
         objects = db.execute("SELECT content FROM objects").fetchall()
         assert SECRET in b"".join(content for (content,) in objects)
         assert db.execute("SELECT count(*) FROM node").fetchone() == (3,)
-    assert "is not one of Flower's databases (no such " in caplog.text
+    assert "is not a database of Flower (no such " in caplog.text
 
 
 def test_a_table_that_is_not_known_is_unchanged(database, caplog):

@@ -477,7 +477,7 @@ def test_it_outlives_a_run_that_is_stopped_and_a_reply_that_is_lost(
         ("SHAPES", {push_objects: "other"}, "push_objects has unexpected"),
         ("SHAPES", {push_objects: "objects push_object_fn * gone"}, "push_objects has"),
         ("BEATING", (node,), "heartbeats"),
-        ("Fleet", namedtuple("Fleet", "node_id"), "of a SuperNode has 8 parts"),
+        ("Fleet", namedtuple("Fleet", "node_id"), "connection has 8 parts, not 1"),
         ("HONOURED", {"another"}, "has no option another"),
     ],
     ids=["first", "named", "heartbeats", "connection", "option"],

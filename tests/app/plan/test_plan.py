@@ -254,8 +254,8 @@ def test_random_rows_suit_the_settings(strategy, shapes):
 
 
 def test_a_plan_warns_of_sums_that_hide_nothing():
-    assert "reveals the other one's contribution" in str(plan(CENTRAL, SHAPES[:2]))
-    assert "every addend" in str(plan(CENTRAL.replace(masking="plain"), SHAPES))
+    assert "reveals the other party's contribution" in str(plan(CENTRAL, SHAPES[:2]))
+    assert "all contributions" in str(plan(CENTRAL.replace(masking="plain"), SHAPES))
 
 
 def test_a_plan_leaves_the_run_around_it_alone():

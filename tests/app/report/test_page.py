@@ -380,7 +380,7 @@ def test_a_page_leads_with_label_other_models_and_who_learned_what():
         "Typical errors of other models: full 3.",
         "The server learned names, sizes and values of single parties.",
         "the run revealed: only sizes and numbers that steps declare.",
-        "With two parties, a sum reveals the other one's contribution.",
+        "With two parties, a sum reveals the other party's contribution.",
         UNEXPLAINED,
     ):
         assert text in page

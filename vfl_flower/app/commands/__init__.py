@@ -1,1 +1,1 @@
-"""The command ``vfl-flower``: what each of its commands does."""
+"""The subcommands of the command ``vfl-flower``."""

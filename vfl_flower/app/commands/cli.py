@@ -1,4 +1,4 @@
-"""The command ``vfl-flower``: a command of its own is imported when it is called."""
+"""The command ``vfl-flower``, which imports each subcommand only when needed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ _COMMANDS = {
     "supernode": "deployment.executor",
     "gate": "deployment.gate",
 }
-"""The functions that are commands, and the modules that have them.
+"""The functions that are commands, and the modules that contain them.
 
-First those of a first federation in their order, last those of Flower's own commands.
+The commands for a first federation come first, in the order of use. The commands for
+use with Flower's own commands come last.
 """
 
 
 class _Later(typer.core.TyperCommand):
-    """Stands for a command that is imported when it is called, or its help is read."""
+    """Stands in for a command until it is called or its help is shown."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         from vfl_flower.app.commands.options import Command
@@ -86,7 +87,7 @@ def root(
 ) -> None:
     """Run federated learning over split columns or rows, with Flower.
 
-    The commands from new-app on are for use with Flower's own, such as flwr run.
+    The commands from new-app on are for use with Flower's commands, such as flwr run.
     """
 
 

@@ -23,15 +23,15 @@ from vfl_flower.protocol.names import printable
 T = TypeVar("T")
 
 MARKS = {"error": "fix", "warning": "look", "note": "done"}
-"""The words of commands for the levels of findings."""
+"""The words that commands print for the levels of findings."""
 
 
 Reading = tuple[Checked, list[str]]
-"""Findings about a file, and the strategies that read it so; [""]: any."""
+"""Findings about a file, and the strategies that read it this way; [""]: any."""
 
 
 def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
-    """Check a file as each strategy reads it; raise ValueError for an unknown one."""
+    """Check a file as each strategy reads it; raise ValueError if one is unknown."""
     from vfl_flower.data.checking import check  # imports pyarrow
 
     sources: list[tuple[PartySource, list[str]]] = []
@@ -52,7 +52,7 @@ def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
 
 
 def _group(groups: list[tuple[T, list[str]]], key: T, names: list[str]) -> None:
-    """Add names to the group of an equal key, or else a group."""
+    """Add names to the group with an equal key, or add a new group."""
     for known, known_names in groups:
         if known == key:
             known_names += names
@@ -61,7 +61,7 @@ def _group(groups: list[tuple[T, list[str]]], key: T, names: list[str]) -> None:
 
 
 def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
-    """Return the faults of a file that only concern training with some strategies."""
+    """Return a file's faults that concern only training with some strategies."""
     faults = []
     label = checked.source.label_column
     for name in names:
@@ -75,7 +75,7 @@ def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
         text = ""
         if strategy.labelled and "constant" in about:
             text = f"{name} needs labels of two classes or values, but label-column "
-            text += f"{label!r} has one value in all rows"
+            text += f"{label!r} has the same value in all rows"
         elif strategy.numeric and about & {"classes", "categories"}:
             text = f"{name} needs labels that are numbers, but label-column {label!r} "
             text += "holds classes"
@@ -85,7 +85,7 @@ def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
 
 
 def print_findings(readings: Sequence[Reading], show: bool) -> None:
-    """Print each finding once, in tables by strategies, and lines with counts."""
+    """Print each finding once, in a table per group of strategies, then the counts."""
     tables: dict[tuple[str, ...], list[Finding]] = {}
     everyone = tuple(name for _, names in readings for name in names)
     findings = chain.from_iterable(checked.findings for checked, _ in readings)
@@ -137,7 +137,7 @@ def _print_table(findings: Sequence[Finding], show: bool) -> None:
 
 @options.reads_a_file
 def check(
-    file: Annotated[str, typer.Argument(help="The party file, or a query of DuckDB.")],
+    file: Annotated[str, typer.Argument(help="The party file, or a DuckDB query.")],
     strategies: Annotated[
         list[str] | None,
         typer.Option("--for", help="A strategy to check the file for; repeatable."),
@@ -149,7 +149,7 @@ def check(
     """Report what to fix in a party file before a run, and how it will be read.
 
     Nothing leaves the machine, and no value of the data is printed without --show.
-    --for adds findings that only concern a strategy. The exit code is 1 if something
+    --for adds findings that concern only one strategy. The exit code is 1 if something
     must be fixed before a run.
     """
     config = options.node_keys(file, **reading)

@@ -1,4 +1,4 @@
-"""Decisions of a party's operator: which orders of rows and journal to use."""
+"""Decisions of a party's operator: which row orders and which journal to use."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def align(
         str, typer.Option(metavar="NAME", help="Let runs use this order.")
     ] = "",
 ) -> None:
-    """List the orders of rows that the party has aligned, or accept one.
+    """List the row orders that the party has aligned, or accept one of them.
 
     A run can only use an order that the party's operator has accepted. The server has
-    proposed it, so first compare its number of rows with your expectation.
+    proposed the order, so first compare its number of rows with the number you expect.
     """
     state_dir = state_dir_of(folder)
     if accept:
@@ -34,7 +34,7 @@ def align(
         typer.echo(f"accepted: alignment {accept!r} of {len(order.ids)} rows")
         return
     if not (names := row_order.list_orders(state_dir)):
-        raise ValueError(f"{state_dir} has no order: first align rows, in a run")
+        raise ValueError(f"{state_dir} has no row order: first align rows in a run")
     for name in names:
         order = row_order.read_order(state_dir, name)
         state = (
@@ -46,14 +46,14 @@ def align(
 def journal(
     folder: Folder,
     confirm: Annotated[
-        bool, typer.Option(help="Use this journal although it lost row sets.")
+        bool, typer.Option(help="Use this journal although it lacks row sets.")
     ] = False,
 ) -> None:
-    """Show over how many row sets sums have left the party.
+    """Show the number of row sets over which sums have left the party.
 
-    A party whose journal was lost or restored from a backup no longer knows all of them
-    and refuses further sums. With --confirm it uses the present journal: later sums can
-    then differ from forgotten ones by a single row.
+    A party whose journal was lost or restored from a backup no longer knows all of its
+    row sets, and refuses further sums. With --confirm it uses the present journal: a
+    later sum can then differ from a forgotten sum by a single row.
     """
     path = state_dir_of(folder) / FILE
     if confirm:

@@ -1,4 +1,4 @@
-"""The line of a party's public key, for the consent of its peers."""
+"""The line with a party's public key, for its peers' consent files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vfl_flower.party.identity import public_identity
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
 
 HOW_TO_USE = """\
-Each peer puts this line under [peers] in its consent file. Give it to them by a way on
-which the server of the runs cannot change it, and keep a copy of identity.pem in the
-state-dir: with another key this party is refused until its peers have the new line."""
+Each peer puts this line under [peers] in its consent file. Send it over a channel where
+the server of the runs cannot change it. Keep a copy of identity.pem, which is in the
+state-dir: if the key changes, peers refuse this party until they have the new line."""
 
 
 def line_for_peers(state_dir: Path, name: str) -> str:
-    """Return the line by which peers pin a party's key; raise for an invalid name."""
+    """Return the line with which peers pin a key; raise ValueError for a bad name."""
     if not is_name(name):
         raise ValueError(
             f"name must be 1 to {MOST_OF_NAME} printable characters, got {name[:40]!r}"
@@ -29,11 +29,11 @@ def line_for_peers(state_dir: Path, name: str) -> str:
 
 def identity_key(
     state_dir: Annotated[Path, typer.Option(help="As in the party's node config.")],
-    name: Annotated[str, typer.Option(help="The party-name of its node config.")],
+    name: Annotated[str, typer.Option(help="The party-name in its node config.")],
 ) -> None:
-    """Print the public key of a party, for the consent of its peers.
+    """Print the public key of a party, for its peers' consent files.
 
-    The key is made in the party's state-dir if it is missing.
+    If the key is missing, it is created in the party's state-dir.
     """
     logging.basicConfig(format="%(message)s")
     typer.echo(line_for_peers(state_dir, name))

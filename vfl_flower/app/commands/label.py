@@ -1,4 +1,4 @@
-"""Label new rows by a party's local clustering, without a run."""
+"""Label new rows with a party's local clustering, without a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vfl_flower.strategies import algorithms
 def label(
     model: Annotated[str, typer.Argument(help="Id of the model.")],
     node_config: Annotated[
-        str, typer.Option(help="The SuperNode's, with the new rows as data.")
+        str, typer.Option(help="The SuperNode's node config, with new rows as data.")
     ],
     output: Annotated[Path, typer.Option(help="CSV file to write.")],
 ) -> None:
-    """Label new rows by a party's local clustering, without a run.
+    """Label new rows with a party's local clustering, without a run.
 
-    Nothing leaves the machine. The node config is the SuperNode's, with the file of the
-    new rows as data.
+    Nothing leaves the machine. The node config is the SuperNode's node config, with the
+    file of the new rows as data.
     """
     logging.basicConfig(format="%(message)s")
     try:
@@ -37,7 +37,7 @@ def label(
             "quotes, like a SuperNode's"
         ) from None
     if output.exists() != output.is_file() or not output.absolute().parent.is_dir():
-        raise ValueError("output must be a file, in an existing folder")
+        raise ValueError("output must be a file in an existing folder")
     if "data" not in with_data(config):
         raise ValueError("node config must name the new rows as 'data'")
     source = party_source(config, {})
@@ -68,4 +68,4 @@ def _model_class(algorithm: str) -> type[Model]:
         for strategy in strategies:
             if algorithm in {step.algorithm for step in strategy.steps}:
                 return strategy.model_class
-    raise ValueError(f"the part is of a model of {algorithm!r}, which is not installed")
+    raise ValueError(f"the local model needs {algorithm!r}, which is not installed")

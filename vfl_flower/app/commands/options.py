@@ -1,4 +1,4 @@
-"""Options of several commands of ``vfl-flower``."""
+"""Options that several ``vfl-flower`` commands share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IdColumn = Annotated[str, typer.Option(help="Column with the row ids.")]
 Task = Annotated[str, typer.Option(help="train, or a later task on a trained model.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="key=value of docs/settings.md; may be repeated."),
+    typer.Option("--set", help="key=value (docs/settings.md); may be repeated."),
 ]
 Config = Annotated[
     Path | None, typer.Option(help="A TOML file of settings; --set takes precedence.")
@@ -52,7 +52,7 @@ def absolute(data: str) -> str:
 
 
 def check_there(data: str) -> None:
-    """Raise ValueError unless a data file, or one of a pattern or folder, exists."""
+    """Raise ValueError unless a file matches the data's path, pattern or folder."""
     if data.startswith(QUERY):
         return
     if not any(file.is_file() for file in files_of(Path(data).expanduser())):
@@ -73,7 +73,7 @@ _FILE_OPTIONS = {
 
 
 def reads_a_file(command: C) -> C:
-    """Replace the ``**options`` of a command by those of a party file."""
+    """Replace the ``**options`` of a command by the options of a party file."""
     signature = inspect.signature(command, eval_str=True)
     *declared, _ = signature.parameters.values()
     parameters = [*declared, *_FILE_OPTIONS.values()]
@@ -82,7 +82,7 @@ def reads_a_file(command: C) -> C:
 
 
 def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:
-    """Return the node config of a data file, with options that differ from defaults."""
+    """Return the node config of a data file, with the options that are not defaults."""
     chosen = {
         name.replace("_", "-"): value
         for name, value in options.items()
@@ -92,7 +92,7 @@ def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | 
 
 
 class Command(typer.core.TyperCommand):
-    """A command that, if it fails, ends with 1 and a sentence that says why."""
+    """A command that on failure exits with code 1 and a sentence that says why."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

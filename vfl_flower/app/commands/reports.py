@@ -29,16 +29,16 @@ def runs_in(folder: Path) -> list[Path]:
     """Return the folders of finished runs, the oldest first."""
 
     def age(result: Path) -> tuple[str, int]:
-        """Return the time in the folder's name, and when the result was written."""
+        """Return the time in the folder's name, and the time of writing the result."""
         return result.parent.name.rpartition("-")[0], result.stat().st_mtime_ns
 
     return [path.parent for path in sorted(folder.glob(f"*/{RESULT}"), key=age)]
 
 
 def find_run(name: str, folder: Path) -> Path:
-    """Return the folder of a run from a folder, its name, or Flower's number.
+    """Return a run's folder, given the folder, its name, or Flower's run number.
 
-    "" is the last run. Raises ValueError if there is no such run.
+    "" stands for the last run. Raises ValueError if there is no such run.
     """
     if name and (Path(name) / RESULT).is_file():
         return Path(name)
@@ -48,7 +48,7 @@ def find_run(name: str, folder: Path) -> Path:
         what = f"run {name!r}" if name else "finished run"
         raise ValueError(
             f"there is no {what} in {folder}, which has {len(runs)} runs: look for "
-            "results on the machine of the SuperLink, or name their --output-dir"
+            "results on the machine of the SuperLink, or name the --output-dir"
         )
     return matching[-1]
 
@@ -58,24 +58,24 @@ class Stored:
     """A model that a run has written."""
 
     file: Path
-    """Its file, in the folder of its run."""
+    """The model's file, in the folder of the run."""
     id: str
     """Id under which parties store their local models; "" if they store none."""
     strategy: str
     task: str
     variant: str
-    """Its name in the report."""
+    """The model's name in the report."""
 
     @property
     def name(self) -> str:
-        """Its name in commands: its id, or else its run and its variant."""
+        """The model's name in commands: its id, or else its run and its variant."""
         return self.id or f"{self.file.parent.name}/{self.variant}"
 
 
 def stored_models(folder: Path, removed: bool = False) -> Iterator[Stored]:
     """Yield the models of readable runs in a folder, the oldest first.
 
-    With `removed` also those whose files were removed.
+    With `removed`, also yield models whose files were removed.
     """
     for run in runs_in(folder):
         try:
@@ -87,13 +87,13 @@ def stored_models(folder: Path, removed: bool = False) -> Iterator[Stored]:
             file = run / f"model-{variant}.npz"
             if removed or file.is_file():
                 strategy, task = str(config["strategy"]), str(config["task"])
-                # Earlier versions called it "model".
+                # Earlier versions called the id "model".
                 model_id = result.get("model_id") or result.get("model") or ""
                 yield Stored(file, model_id, strategy, task, variant)
 
 
 def find_models(name: str, folder: Path) -> list[Stored]:
-    """Return the models with a name: versions of an id, or all models of a run."""
+    """Return the models with this name: versions of an id, or all models of a run."""
     return [
         model
         for model in stored_models(folder)
@@ -102,7 +102,7 @@ def find_models(name: str, folder: Path) -> list[Stored]:
 
 
 def remove_files(model_id: str, folder: Path) -> list[Path]:
-    """Remove a model's files in the folders of runs, and return them."""
+    """Remove a model's files in the folders of runs, and return their paths."""
     files = [model.file for model in find_models(model_id, folder) if model.id]
     for file in files:
         file.unlink()
@@ -124,7 +124,7 @@ def report(
 ) -> None:
     """Show the report of a finished run, on the machine of its SuperLink.
 
-    If the run's folder has no page, report.html, the command makes it.
+    If the run's folder has no page (report.html), the command creates it.
     """
     if rebuild:
         check_installed("matplotlib")
@@ -139,4 +139,4 @@ def report(
         paths = {"folder": str(folder), "page": str(page)}
         print_json(paths | read_result(folder))
     if open_ and typer.launch(str(page)):
-        raise ValueError(f"no browser can be opened here: open {page} in one yourself")
+        raise ValueError(f"no browser can be opened here: open {page} yourself")

@@ -1,7 +1,7 @@
 """``vfl-flower run``: start a run on a SuperLink, and report its outcome.
 
-It sends a bundle of the installed package (:mod:`vfl_flower.app.commands.template`):
-the same bytes wherever the same version is installed, so that parties can pin it.
+It sends a bundle of the installed package (:mod:`vfl_flower.app.commands.template`),
+which has the same bytes wherever the same version is installed. So parties can pin it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _WORDS = {"true": True, "false": False}
 
 
 def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of ``--set key=value`` options by the keys of the run config.
+    """Return the settings from ``--set key=value`` options, by key of the run config.
 
-    The algorithm's keys may be given without its name, and take precedence over common
-    keys. Raises ValueError for an invalid pair or an unknown key.
+    The algorithm's keys may be given without the algorithm's name, and take precedence
+    over common keys. Raises ValueError for an invalid pair or an unknown key.
     """
     keys, values = run_keys(), {}
     for item in pairs:
@@ -60,7 +60,7 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(key: Key, text: str) -> bool | int | float | str:
-    """Return a value of its key's type, or text; ``@FILE`` stands for its lines."""
+    """Return a value of the key's type, or text; ``@FILE`` stands for FILE's lines."""
     kinds = key.setting.kinds
     if text.startswith("@"):
         try:
@@ -88,9 +88,9 @@ def gather(
     file: Path | None = None,
     more: Mapping[str, bool | str] | None = None,
 ) -> dict[str, Any]:
-    """Return the run config of a command line, checked as by the server.
+    """Return the run config of a command line, checked as on the server.
 
-    `pairs` take precedence over the TOML `file`; `more` are further keys. Raises
+    `pairs` take precedence over the TOML `file`; `more` holds further keys. Raises
     ValueError for an invalid key or value.
     """
     if strategy not in ALGORITHMS:
@@ -114,8 +114,9 @@ def gather(
 class Follower:
     """Shows the log of a run: a line for each step, and none of Flower's own lines.
 
-    If `rewrites`, the output is a terminal, in which a new line of a step replaces the
-    last one. `resumable` is whether the log has the command that resumes the run.
+    `rewrites` says that the output is a terminal, in which each new line of a step
+    replaces the step's last line. `resumable` says whether the log contains the command
+    that resumes the run.
     """
 
     def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:
@@ -136,7 +137,7 @@ class Follower:
         if self._verbose:
             print(plain, flush=True)
             return
-        # What Flower logs of a failure, such as its stack, comes last.
+        # Flower's lines about a failure, such as its traceback, come last.
         self._ended |= plain.startswith("ERROR")
         if plain and not self._ended and not _FLOWERS.match(plain):
             print(plain, flush=True)
@@ -159,8 +160,8 @@ Strategy = Annotated[
 def connection_of(name: str, federation: Path | None = None) -> str:
     """Return the connection for a run: a SuperLink, not a simulation.
 
-    If `federation` is given, Flower reads the ``config.toml`` of this folder from now
-    on. Raises ValueError if there is no such connection.
+    If `federation` is given, Flower then reads the ``config.toml`` of this
+    folder. Raises ValueError if there is no such connection.
     """
     from vfl_flower.app.flwr_internals.connections import read_superlink_connection
 
@@ -168,8 +169,8 @@ def connection_of(name: str, federation: Path | None = None) -> str:
         home = federation.absolute() / HOME
         if not (home / "config.toml").is_file():
             raise ValueError(
-                "federation must be the folder of vfl-flower coordinator, but the "
-                f"coordinator has never run in {federation}"
+                "federation must be a coordinator's folder, but vfl-flower coordinator "
+                f"has never run in {federation}"
             )
         os.environ["FLWR_HOME"] = str(home)
     try:
@@ -179,7 +180,7 @@ def connection_of(name: str, federation: Path | None = None) -> str:
         raise ValueError(f"connection: {' '.join(reason.split())}") from None
     if not connection.address or connection.address.startswith(":"):
         raise ValueError(
-            f"connection must be a SuperLink of Flower's config.toml, but "
+            f"connection must be a SuperLink in Flower's config.toml, but "
             f"{connection.name!r} is a simulation: name the coordinator's folder with "
             "--federation, or another SuperLink with --connection, or use vfl-flower "
             "simulate"
@@ -196,8 +197,8 @@ def start(
 ) -> RunOutcome:
     """Run a checked run config on a SuperLink with the installed package.
 
-    Raises RunFailed if the run was refused, failed, or was stopped, and ValueError if
-    there is no such connection.
+    Raises RunFailed if the run is refused, fails or is stopped, and ValueError if there
+    is no such connection.
     """
     from vfl_flower.app.deployment.bundle import hash_of_app  # imports flwr.cli
 
@@ -209,8 +210,8 @@ def start(
     def started(run_id: str) -> None:
         run_ids.append(run_id)
         print(
-            f"run {run_id}, bundle {hash_of_app()[:16]}. It continues if this command "
-            f"ends; to stop it:\n    {where}flwr stop {run_id} {name}",
+            f"run {run_id}, bundle {hash_of_app()[:16]}. The run continues if this "
+            f"command ends; to stop it:\n    {where}flwr stop {run_id} {name}",
             flush=True,
         )
 
@@ -230,7 +231,7 @@ def start(
                 show=follower,
             )
     except RunFailed:
-        if run_ids and not follower.resumable:  # such as if its ServerApp was killed
+        if run_ids and not follower.resumable:  # for example, its ServerApp was killed
             print(resume_command(config, run_ids[0], federation), end="", flush=True)
         raise
 
@@ -238,7 +239,7 @@ def start(
 def resume_command(
     config: Mapping[str, Any], run_id: str, federation: Path | None
 ) -> str:
-    """Return the command that resumes a run with a checkpoint here, or ""."""
+    """Return the command that resumes a run if its checkpoint is here, else ""."""
     complete = check_run_config(config)
     for file in output_dir(complete).glob(f"*-{run_id}/{FILE}"):
         resumed = complete | {"resume": file.parent.name}
@@ -253,7 +254,7 @@ def run(
     set_: options.Set = None,
     config: options.Config = None,
     connection: Annotated[
-        str, typer.Option(help="A SuperLink of Flower's config.toml.")
+        str, typer.Option(help="A SuperLink in Flower's config.toml.")
     ] = "",
     federation: Federation = None,
     dry_run: Annotated[
@@ -264,7 +265,7 @@ def run(
 ) -> None:
     """Start a run on a SuperLink, follow it, and report its outcome.
 
-    The exit code is 0 if the run has completed, and 1 if it was refused, failed or was
+    The exit code is 0 if the run completes, and 1 if it is refused, fails or is
     stopped; the last line then says why. With --format json the log goes to standard
     error.
     """

@@ -1,7 +1,7 @@
 """``vfl-flower simulate``: a run on one machine, from files or example data.
 
-All files are checked first, and their faults are reported together. The run is in this
-process, and trains the same model as SuperNodes.
+All files are checked first, and their faults are reported together. The run takes place
+in this process, and trains the same model as a run on SuperNodes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def party_sources(
 ) -> list[PartySource]:
     """Return the source of each party's data.
 
-    Without files, ``data`` of the run config is a folder of them, or a data set, which
-    is split over `n_parties`. Raises ValueError if a file is missing or two share a
-    name, and PartyError if the folder has no party files.
+    Without `files`, ``data`` of the run config is a folder of party files, or a data
+    set that is split over `n_parties`. Raises ValueError if a file is missing or two
+    files share a name, and PartyError if the folder has no party files.
     """
     data = Path(str(config.get("data", ""))).expanduser()
     common = party_source({}, dict(config))
@@ -64,7 +64,7 @@ def party_sources(
         names = [name_of(file) for file in files]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"party files must have different names, not {name!r}")
+                raise ValueError(f"party files must not share the name {name!r}")
         sources = [
             replace(common, data=str(file.absolute()), index=j, name=name)
             for j, (file, name) in enumerate(zip(files, names, strict=True))
@@ -76,9 +76,10 @@ def party_sources(
 
 
 def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
-    """Give each file those options that name its columns.
+    """Give each file the options that name its columns.
 
-    All files get a column that none has: their checks report it.
+    An option that names a column that no file has goes to all files, so that their
+    checks report it.
     """
     held = [_columns(source) for source in sources]
     every = set().union(*held)
@@ -94,18 +95,18 @@ def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
 
 
 def _columns(source: PartySource) -> set[str]:
-    """Return the names of a file's columns; none where its check reports a fault."""
+    """Return the names of a file's columns; none if its check reports a fault."""
     from vfl_flower.data.conversion import header_of  # imports pyarrow
 
     try:
         return set(header_of(party_file(source)))
-    except Exception:  # of any reader; the check turns them into sentences
+    except Exception:  # errors of any reader, which the check turns into sentences
         return set()
 
 
 @contextmanager
 def _logged_by(follower: Follower) -> Iterator[None]:
-    """Show the log of the run as ``vfl-flower run`` does, and nowhere else."""
+    """Show the run's log as ``vfl-flower run`` does, and in no other way."""
 
     def shown(record: logging.LogRecord) -> bool:
         follower(record.getMessage())
@@ -125,13 +126,13 @@ def simulate(
     strategy: Strategy,
     party: Annotated[
         list[Path] | None,
-        typer.Option(help="A party's file; repeat it for each party, in order."),
+        typer.Option(help="A party's file; repeatable, in the parties' order."),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="A folder of party files, or a set such as diabetes.")
+        str, typer.Option(help="Folder of party files, or a data set (diabetes, ...).")
     ] = "",
     parties: Annotated[
-        int, typer.Option(min=1, help="Number of parties to split a set over.")
+        int, typer.Option(min=1, help="Number of parties to split a data set over.")
     ] = 3,
     id_column: options.IdColumn = "",
     label_column: Annotated[
@@ -149,7 +150,7 @@ def simulate(
     """Run a strategy on this machine, on party files or an example data set.
 
     All files are checked first, and all faults are reported together. The exit code is
-    0 if the run has completed.
+    0 if the run completes.
     """
     files = list(party or [])
     more = {"id-column": id_column, "label-column": label_column, "data": data}
@@ -203,10 +204,10 @@ def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
     if len(set(sizes.values())) > 1:
         what = "columns" if horizontal else "rows"
         listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        texts["error"].append(f"all parties must have equally many {what}: {listed}")
+        texts["error"].append(f"parties must have the same number of {what}: {listed}")
     for level, lines in texts.items():
         for line in lines:
             typer.echo(f"{MARKS[level]}  {line}")
     if texts["error"]:
-        typer.echo(f"{len(texts['error'])} to fix before the run", err=True)
+        typer.echo(f"faults to fix before the run: {len(texts['error'])}", err=True)
     return bool(texts["error"])

@@ -1,6 +1,6 @@
 """``vfl-flower models``: the models of finished runs, on the machine of the SuperLink.
 
-A run removes the parties' local models, each party its own.
+The parties' local models are removed in a run, in which each party removes its own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def list_models(
 
 @app.command("show", cls=Command)
 def show(
-    model: Annotated[str, typer.Argument(help="The id, or the run.")],
+    model: Annotated[str, typer.Argument(help="The model's id, or its run.")],
     output_dir_: reports.OutputDir = "",
     format_: FormatOption = "text",
 ) -> None:
@@ -78,7 +78,7 @@ def show(
 
 
 def _described(stored: reports.Stored) -> dict[str, Any]:
-    """Return the content of a file; of an array of several numbers, its shape."""
+    """Return a file's content, but only the shape of an array of several numbers."""
     loaded = load_model(stored.file)
     named = {"model": stored.name, "strategy": stored.strategy, "task": stored.task}
     arrays = {
@@ -92,14 +92,14 @@ def _described(stored: reports.Stored) -> dict[str, Any]:
 @app.command("remove", cls=Command)
 def remove(
     model: Annotated[
-        str, typer.Argument(help="Its id, or the run if parties have no local model.")
+        str, typer.Argument(help="Its id, or its run if parties have no local model.")
     ],
     connection: Annotated[
-        str, typer.Option(help="The SuperLink of the parties with its local models.")
+        str, typer.Option(help="The SuperLink of parties that have local models.")
     ] = "",
     federation: Federation = None,
     strategy: Annotated[
-        str, typer.Option(help="Its strategy, if no run on this machine has it.")
+        str, typer.Option(help="Its strategy, if no run on this machine shows it.")
     ] = "",
     set_: Annotated[
         list[str] | None,
@@ -108,9 +108,9 @@ def remove(
     output_dir_: reports.OutputDir = "",
     verbose: Verbose = False,
 ) -> None:
-    """Remove a model at the server and, by a run, at all parties.
+    """Remove a model at the server and, in a run, at all parties.
 
-    The command can be repeated: a party without a local model reports that.
+    The command can be repeated: a party without a local model only reports this.
     """
     folder = output_dir({"output-dir": output_dir_})
     models = reports.find_models(model, folder)

@@ -15,7 +15,7 @@ from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
 BUNDLE = "vfl-flower-app"
-"""Name of the app in every folder: the same version gives the same bundle."""
+"""Name of the app in every folder, so that a version always gives the same bundle."""
 
 PROJECT = """\
 [project]
@@ -55,4 +55,4 @@ def new_app(
 ) -> None:
     """Write a Flower app that runs the installed package."""
     command = f"flwr run {folder} CONNECTION"
-    typer.echo(f"{write_app(folder)} is written; run it with {command}")
+    typer.echo(f"{write_app(folder)} is written; run the app with {command}")

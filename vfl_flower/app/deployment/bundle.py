@@ -1,8 +1,8 @@
 """The bundle of the installed package's app, and its hash.
 
-``flwr run`` packs a folder into a bundle (Flower calls it a FAB), which is known by its
-SHA-256. The same version of this package gives the same bundle everywhere, so that a
-party knows its hash without having seen it.
+``flwr run`` packs a folder into a bundle (Flower calls it a FAB), identified by its
+SHA-256. The same version of this package gives the same bundle everywhere, so a party
+knows the bundle's hash without having seen the bundle.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def hash_of_app(folder: Path | None = None) -> str:
 
 
 def hash_of(bundle: bytes) -> str:
-    """Return the hash by which Flower knows a bundle."""
+    """Return the hash by which Flower identifies a bundle."""
     return hashlib.sha256(bundle).hexdigest()
 
 
 def bundle_hash(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder of an app; default: the installed.")
+        Path | None, typer.Argument(help="Folder of an app; default: this package's.")
     ] = None,
 ) -> None:
-    """Print the hash of an app's bundle, which --bundle takes."""
+    """Print the hash of an app's bundle, as an argument for --bundle."""
     typer.echo(hash_of_app(folder))

@@ -2,7 +2,8 @@
 
 A card has the party's name, the public key that its peers pin, and the public key of
 its SuperNode, which the coordinator registers. Its fingerprint is a digest of all
-three: two people who compare it on the telephone know that nobody has replaced it.
+three: two people who compare the fingerprint on the telephone know that nobody has
+replaced the card.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.names import MOST_OF_NAME
 
 MOST_BYTES = 4096
-"""Most bytes of a card."""
+"""Maximum number of bytes in a card."""
 
 _DIGITS = 32
 _DOMAIN = "vfl_flower card 1"
@@ -43,7 +44,7 @@ class Card:
     """A party's name and public keys; raises ValueError for an invalid field."""
 
     name: str
-    """Its ``party-name``: letters, digits, blanks, points, dashes and underscores."""
+    """Its ``party-name``: letters, digits, spaces, dots, hyphens and underscores."""
     identity: str
     """Its public key (Ed25519), as in ``[peers]`` of a ``consent.toml``."""
     supernode: str
@@ -82,7 +83,7 @@ class Card:
 
     @classmethod
     def load(cls, path: Path) -> Card:
-        """Read a card; raise OSError, or ValueError if the file is not a card."""
+        """Read a card; raise OSError if that fails, ValueError if it is not a card."""
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         try:
@@ -93,20 +94,20 @@ class Card:
             if sorted(table) != sorted(keys):
                 raise ValueError(f"its keys must be {', '.join(keys)}")
             if not all(isinstance(value, str) for value in table.values()):
-                raise ValueError("its values must be texts")
+                raise ValueError("its values must be text")
             fingerprint = table.pop("fingerprint")
             card = cls(**table)
             if fingerprint != card.fingerprint:
                 raise ValueError(
-                    f"its fingerprint must be {card.fingerprint}, by its keys: ask for "
-                    "the card again"
+                    f"its fingerprint must be {card.fingerprint}, to match its keys: "
+                    "ask for the card again"
                 )
         except ValueError as error:
-            raise ValueError(f"{path} is no card of a party: {error}") from None
+            raise ValueError(f"{path} is not a party's card: {error}") from None
         return card
 
     def write(self, path: Path) -> None:
-        """Write the card, and replace an earlier one."""
+        """Write the card, and replace an earlier card."""
         table = asdict(self) | {"fingerprint": self.fingerprint}
         write_whole(path, (_ABOUT + tomli_w.dumps(table)).encode())
 
@@ -115,13 +116,13 @@ def check_name(name: str) -> None:
     """Raise ValueError unless a party and its folder can have this name."""
     if not (len(name) <= MOST_OF_NAME and re.fullmatch(r"\w[\w. -]*(?<! )", name)):
         raise ValueError(
-            f"name must be 1 to {MOST_OF_NAME} letters, digits, blanks, points, dashes "
-            f"and underscores, the first one a letter or digit, got {name[:40]!r}"
+            f"name must be 1 to {MOST_OF_NAME} letters, digits, spaces, dots, hyphens "
+            f"and underscores, starting with a letter or digit, got {name[:40]!r}"
         )
 
 
 def load_cards(paths: list[Path]) -> list[Card]:
-    """Read cards; raise ValueError also if two share a name or a key."""
+    """Read cards; also raise ValueError if two cards share a name or a key."""
     cards = [Card.load(path) for path in paths]
     for what in ("name", "identity", "supernode"):
         values = [getattr(card, what) for card in cards]
@@ -129,6 +130,6 @@ def load_cards(paths: list[Path]) -> list[Card]:
             if value in values[:k]:
                 raise ValueError(
                     f"cards must differ in {what}, but {paths[k]} and "
-                    f"{paths[values.index(value)]} have the same"
+                    f"{paths[values.index(value)]} have the same {what}"
                 )
     return cards

@@ -33,13 +33,13 @@ _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Write an authority and the SuperLink's certificate signed by it, or nothing.
+    """Write an authority and the SuperLink's certificate that it signs, or nothing.
 
-    `folder` is made if it is missing, and gets ``ca.crt`` (for all parties),
-    ``server.pem`` and ``server.key``. The key of the authority is discarded: it signs
-    only this certificate. The `hosts` must include 127.0.0.1, at which a SuperLink
-    connects to itself. Raises FileExistsError if the folder has one of the files, and
-    ValueError for an invalid host.
+    `folder` is created if it is missing. The files are ``ca.crt`` (for all parties),
+    ``server.pem`` and ``server.key``. The authority's key is discarded, so the
+    authority signs only this certificate. The `hosts` must include 127.0.0.1, at which
+    a SuperLink connects to itself. Raises FileExistsError if the folder already has one
+    of the files, and ValueError for an invalid host.
     """
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     key, authority_key = (ec.generate_private_key(CURVE) for _ in range(2))
@@ -102,10 +102,10 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:
-        raise ValueError(f"{path} must hold a certificate in PEM") from None
+        raise ValueError(f"{path} must be a certificate in PEM format") from None
     if (end := certificate.not_valid_after_utc) < datetime.now(UTC):
         raise ValueError(
-            f"{path} must be valid, but it expired on {end:%Y-%m-%d}: make new "
+            f"{path} must be valid, but it expired on {end:%Y-%m-%d}: create new "
             "certificates, and give the new ca.crt to all parties"
         )
     return certificate
@@ -114,9 +114,9 @@ def read_certificate(path: Path) -> x509.Certificate:
 def write_supernode_key(path: Path) -> str:
     """Write a SuperNode's private key; return the public key to register.
 
-    Both are in OpenSSH's format, as by ``ssh-keygen -t ecdsa -b 384``. Only the owner
-    may read the private key. Raises FileExistsError if `path` exists: a key that may be
-    registered is not overwritten.
+    Both keys are in OpenSSH's format, as from ``ssh-keygen -t ecdsa -b 384``. Only the
+    owner may read the private key. Raises FileExistsError if `path` exists, so that a
+    key that may be registered is not overwritten.
     """
     key = ec.generate_private_key(CURVE)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())

@@ -1,7 +1,7 @@
-"""Start the SuperNode of a party so that it runs the package which is installed there.
+"""Start the SuperNode of a party, which runs the package that the party has installed.
 
-It calls internal functions of Flower (:mod:`vfl_flower.app.flwr_internals`); where the
-installed flwr has others, nothing starts.
+It calls internal functions of Flower (:mod:`vfl_flower.app.flwr_internals`). If these
+differ in the installed flwr, nothing starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KNOWN = "1.40 to 1.42"
 app = typer.Typer(add_completion=False)
 
 
-# The options that it does not know are those of flower-supernode.
+# Options that this command does not know are options of flower-supernode.
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )
@@ -34,8 +34,8 @@ def supernode(
 ) -> None:
     """Start a SuperNode that runs the installed package.
 
-    All other options are those of flower-supernode. It runs in the foreground until
-    SIGINT or SIGTERM, or until it loses the SuperLink.
+    All other options are options of flower-supernode. The SuperNode runs in the
+    foreground until SIGINT or SIGTERM, or until it loses the SuperLink.
     """
     pinned = frozenset(bundle or ())
     for text in pinned:
@@ -57,7 +57,7 @@ def supernode(
     except ValueError as error:
         sys.exit(str(error))
     except KeyboardInterrupt as interrupt:
-        # On a refusal of its key, flwr interrupts its own process and logs nothing.
+        # If its key is refused, flwr interrupts its own process and logs nothing.
         reason = str(interrupt.__context__)
         sys.exit(reason if "401 Unauthorized" in reason else 0)
     sys.exit("the connection to the SuperLink has ended")

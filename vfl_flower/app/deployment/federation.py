@@ -1,7 +1,8 @@
 """The commands that set up a federation.
 
 Each party runs ``init`` and ``party``; the coordinator runs ``certificates`` and
-``coordinator``. They start processes in the foreground, and stop these when they end.
+``coordinator``. The commands ``party`` and ``coordinator`` start processes in the
+foreground, and stop the processes when they end.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ DATABASE = "superlink.sqlite"
 
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port for SuperNodes.")]
 Systemd = Annotated[
-    bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
+    bool, typer.Option("--systemd", help="Print a systemd unit; start nothing.")
 ]
 
 LOCK = "coordinator.lock"
-"""File that a coordinator locks in its folder, with its process and time of start."""
+"""Lock file in a coordinator's folder, with the process and its start time."""
 
 WHY_ENDED = {
     "code: 2004": """\
@@ -81,7 +82,7 @@ two. Or it was killed: the SuperLink treats a killed SuperNode as still connecte
 half a minute, so wait 30 seconds.""",
     "certificate verify failed": """\
 The certificate of the SuperLink must be signed by the authority in --ca, for the host
-in --superlink; the line with "certificate verify failed" says which one differs.""",
+in --superlink; the line with "certificate verify failed" says which is wrong.""",
     "401 Unauthorized": """\
 The SuperLink has dropped this SuperNode, whose key is no longer registered: the
 coordinator was started without this party's card, or its superlink.sqlite was replaced.
@@ -93,17 +94,17 @@ Ask the coordinator to start with the card, then start this command again.""",
 @reads_a_file
 def init(
     name: Annotated[str, typer.Argument(help="Name of the party, and of its folder.")],
-    data: Annotated[str, typer.Option(help="The party file, or a query of DuckDB.")],
+    data: Annotated[str, typer.Option(help="The party file, or a DuckDB query.")],
     strategies: Annotated[
         list[str] | None,
         typer.Option("--for", help="Permit what this strategy needs; repeatable."),
     ] = None,
     **options: Any,
 ) -> None:
-    """Check a party file, and write the folder NAME of the party with its keys.
+    """Check a party file, and write the party's folder NAME with its keys.
 
-    It stops if the file must be fixed first, or the folder exists. The party gives
-    NAME.card, which is public, to all other members of the federation.
+    The command stops if the file must be fixed first, or if the folder exists. The
+    party gives NAME.card, which is public, to all other members of the federation.
     """
     config = node_keys(data, **options)
     chosen = list(dict.fromkeys(strategies or []))
@@ -122,9 +123,9 @@ def init(
     kinds = in_order(kind for asked in terms.values() for kind in asked.needs)
     card = write_party_folder(Path(name), config, kinds)
     typer.echo(
-        f"\nWritten, for you alone to read: {name}/\n"
+        f"\nWritten, readable only by you: {name}/\n"
         f"  {NODE_CONFIG:13}  how the SuperNode reads the data\n"
-        f"  {CONSENT:13}  what may leave this party, and whom it takes part with\n"
+        f"  {CONSENT:13}  what may leave this party, and with whom it joins runs\n"
         f"  {SUPERNODE_KEY:13}  the key of the SuperNode: keep a copy of it\n"
         f"  state/         the key of the party, identity.pem: keep a copy of it\n\n"
         f"{name}/{name}.card is public: give it to the coordinator and all parties.\n"
@@ -149,17 +150,17 @@ def certificates(
     hosts: Annotated[
         list[str],
         typer.Argument(
-            metavar="HOST...", help="Names or addresses by which parties reach it."
+            metavar="HOST...", help="The SuperLink's names or addresses for parties."
         ),
     ],
     folder: Annotated[
-        Path, typer.Option(help="Where to write; made if missing.")
+        Path, typer.Option(help="Where to write; created if missing.")
     ] = Path("federation"),
     days: Annotated[
-        int, typer.Option(min=1, max=3650, help="Days until they expire.")
+        int, typer.Option(min=1, max=3650, help="Days until expiry.")
     ] = 365,
 ) -> None:
-    """Write a SuperLink's certificate, and an authority that signs no other one."""
+    """Write a SuperLink's certificate, and an authority that signs nothing else."""
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     if (folder / KEY).exists():
         raise ValueError(
@@ -171,14 +172,14 @@ def certificates(
         f"Written to {folder}/, for {', '.join(names)}, valid for {days} days:\n"
         f"  {AUTHORITY:10}  give this file to all parties\n"
         f"  {CERTIFICATE:10}  stays here\n"
-        f"  {KEY:10}  stays here, and secret\n\n"
+        f"  {KEY:10}  stays here; keep it secret\n\n"
         f"Fingerprint of {AUTHORITY}, to be compared on the telephone:\n"
         f"  {fingerprint_of(folder / AUTHORITY)}"
     )
 
 
 def fingerprint_of(certificate: Path) -> str:
-    """Return 32 digits of a certificate's SHA-256; see :func:`read_certificate`."""
+    """Return 32 digits of a certificate's SHA-256; raise as in `read_certificate`."""
     digest = read_certificate(certificate).fingerprint(hashes.SHA256())
     return " ".join(re.findall("....", digest.hex()[:32]))
 
@@ -229,14 +230,14 @@ def coordinator(
     local_port: Annotated[
         int,
         typer.Option(
-            min=1, max=65535, help="Port of the SuperLink, on this machine alone."
+            min=1, max=65535, help="Port of the SuperLink, on this machine only."
         ),
     ] = 8001,
     systemd: Systemd = False,
 ) -> None:
     """Start a SuperLink, and register the SuperNodes of the parties' cards.
 
-    It runs until Ctrl-C or SIGTERM. Runs can only be started on this machine.
+    The command runs until Ctrl-C or SIGTERM. Runs can be started only on this machine.
     """
     folder = folder.absolute()
     parties = load_cards(cards)
@@ -283,12 +284,12 @@ def _start_superlink(
     write_connection(folder, port, home)
     known = take_up(home / DATABASE, [card.supernode_pem for card in cards])
     command = superlink_command(folder, port)
-    # After SIGTERM it would answer nobody, and those who follow a run would wait for a
-    # minute for its log.
+    # After SIGTERM it would no longer answer, and commands that follow a run would wait
+    # a minute for its log.
     link = shown.start("the SuperLink", command, signal.SIGKILL)
     wait_for_superlink(link, port, folder / AUTHORITY)
     starter = server_executor_command(folder, port, link.pid)
-    shown.start("what starts the ServerApps", starter)
+    shown.start("the starter of the ServerApps", starter)
     for card in cards:
         if card.supernode_pem not in known:
             register(shown.processes, card)
@@ -298,7 +299,7 @@ def _start_superlink(
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a coordinator's folder; raise ValueError if another does."""
+    """Hold the lock of a coordinator's folder; raise ValueError if it is not free."""
     make_private(folder / LOCK)
     with (folder / LOCK).open("r+") as file:
         try:
@@ -331,8 +332,8 @@ def _check_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"port {port} of {host} must be free: {error.strerror}; --port and "
-                "--local-port choose others"
+                f"port {port} of {host} must be free: {error.strerror}; choose "
+                "other ports with --port and --local-port"
             ) from None
 
 
@@ -358,11 +359,11 @@ def supernode_command(
 def _print_peers(
     consent: Consent, cards: Sequence[Card], ca: Path, *, err: bool
 ) -> None:
-    """Print the party's peers, and fingerprints; raise ValueError without peers."""
+    """Print the party's peers and fingerprints; raise ValueError if it has no peers."""
     pinned, least = consent.peers or {}, consent.least_parties
     if not pinned and not consent.trust_on_first_use:
         raise ValueError(
-            "the party must know its peers: give the card of each with --peer"
+            "the party must know its peers: name the card of each peer with --peer"
         )
     for name, key in pinned.items():
         typer.echo(f'pinned: {name} = "{key}"', err=err)
@@ -376,10 +377,10 @@ def _print_peers(
     if len(pinned) + 1 < least and not consent.trust_on_first_use:
         two = ""
         if (len(pinned), least) == (1, LEAST_PARTIES):
-            two = "; for runs of two, see two-parties there"
+            two = "; for two parties, see two-parties there"
         typer.echo(
-            f"Note: {len(pinned)} pinned, but {CONSENT} needs at least {least} parties "
-            f"in a run{two}.",
+            f"Note: pinned peers: {len(pinned)}; {CONSENT} needs at least {least} "
+            f"parties in a run{two}.",
             err=True,
         )
 
@@ -393,17 +394,17 @@ def party(
         typer.Option("--peer", help="Card of another party; repeatable."),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="A file for this start, such as new rows to predict.")
+        str, typer.Option(help="A data file for this start, such as new rows.")
     ] = "",
     bundles: Annotated[
         list[str] | None,
-        typer.Option("--bundle", metavar="HASH", help="Also run this one; repeatable."),
+        typer.Option("--bundle", metavar="HASH", help="Another bundle; repeatable."),
     ] = None,
     systemd: Systemd = False,
 ) -> None:
-    """Pin the keys of the other parties, and start the SuperNode of this one.
+    """Pin the keys of the other parties, and start this party's SuperNode.
 
-    It runs until Ctrl-C or SIGTERM. Pinned peers need not be named again.
+    The command runs until Ctrl-C or SIGTERM. Pinned peers need not be named again.
     """
     folder, ca = folder.absolute(), ca.absolute()
     if not re.fullmatch(r"[^\s:/]+:[1-9]\d{0,4}", superlink):

@@ -1,9 +1,9 @@
 """Run ``flwr`` commands one after another, each in a fork of this process.
 
 :class:`vfl_flower.app.deployment.processes.Processes` starts this file as a program,
-with a socket for its standard input. The import of Flower takes most of the time of a
-short command, and here it happens once. So this file imports nothing else of the
-package.
+with a socket as its standard input. Importing Flower takes most of the time of a short
+command, and here it happens only once. For the same reason, this file imports nothing
+else of the package.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from importlib.metadata import EntryPoint, distribution
 def serve(channel: socket.socket, program: EntryPoint) -> None:
     """Run commands until the other end of the channel is closed.
 
-    A request is one byte, which carries the descriptors for standard output and error,
-    and a line of JSON: the working directory and the arguments. The answer is a line:
-    the exit code, negative for a signal.
+    A request consists of one byte, which carries the descriptors for standard output
+    and error, and a line of JSON with the working directory and the arguments. The
+    answer is a line with the exit code, which is negative for a signal.
     """
     lines = channel.makefile("r", encoding="utf-8")
     forks = multiprocessing.get_context("fork")

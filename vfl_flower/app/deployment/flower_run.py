@@ -1,8 +1,9 @@
-"""Run a Flower project with the installed ``flwr`` command and check its final status.
+"""Run a Flower project with the installed ``flwr`` command and check how the run ends.
 
-The exit code of ``flwr run`` says that a run was submitted, not that it succeeded, and
-the SuperLink that it starts for a simulation stays behind. :func:`run` raises an error
-with the reason for a run that failed, and ends every process that it started.
+The exit code of ``flwr run`` only says that a run was submitted, not that it succeeded,
+and the SuperLink that the command starts for a simulation keeps running. :func:`run`
+raises an error with the reason if the run failed, and stops every process that it
+started.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from vfl_flower.protocol.names import did_you_mean
 CONNECTION = "loopback"
 """Name of the private SuperLink in the private ``config.toml``."""
 KILLED = "the ServerApp was killed"
-"""How the SuperLink calls a killed ServerApp."""
+"""Start of a run's details if its ServerApp was killed."""
 
 REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
 
@@ -74,7 +75,7 @@ def run(
     than `timeout` seconds, and ValueError if Ray is missing.
     """
     check_installed("ray")
-    # One CPU a party: Flower's default of 2 leaves a small machine with none.
+    # One CPU per party: with Flower's default of 2, a small machine has too few.
     simulation = f"client-resources-num-cpus=1 num-supernodes={num_supernodes}"
     with Processes() as processes:
         start_superlink(processes, "--simulation")
@@ -98,7 +99,7 @@ def submit(
     started: Callable[[str], None] = lambda run_id: None,
     show: Callable[[str], None] = lambda line: print(line, end="", flush=True),
 ) -> RunOutcome:
-    """Submit a project to a running SuperLink, show its log, return when completed.
+    """Submit a project to a running SuperLink, show the run's log, and await its end.
 
     Calls `started` with the number of the run, and `show` with each line of its log.
     Raises RunFailed like :func:`run`.
@@ -134,7 +135,7 @@ def submit(
 
 
 def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any] | None:
-    """Return Flower's row of a finished run, or None if the run continues.
+    """Return Flower's row for a finished run, or None if the run continues.
 
     Raises RunFailed if the SuperLink has stopped, or does not know the run.
     """
@@ -147,7 +148,7 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
                 last = str(error).strip().splitlines()[-1].strip()
                 raise RunFailed(
                     str(error),
-                    "the SuperLink no longer lists it, as after a kill or a restart "
+                    "the SuperLink no longer lists it, perhaps after a kill or restart "
                     f"({last}){_how_to_continue(run_id)}",
                 ) from None
         else:
@@ -159,13 +160,13 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
 
 
 def why(status: str, details: str, run_id: str) -> str:
-    """Return why a run has failed, in a sentence from Flower's details."""
+    """Return why a run failed, as a sentence made from Flower's details."""
     details = " ".join(details.split())
     if status == "finished:stopped":
         return "it was stopped"
     if "heartbeat" in details:
         return (
-            f"the ServerApp has gone silent, as after a kill ({details})"
+            f"the ServerApp has gone silent, perhaps after a kill ({details})"
             f"{_how_to_continue(run_id)}"
         )
     if details.startswith(KILLED):
@@ -177,16 +178,16 @@ def why(status: str, details: str, run_id: str) -> str:
 def _how_to_continue(run_id: str) -> str:
     """Return how to continue a run whose ServerApp could not log it."""
     return (
-        "; to continue, start it with resume= and the name of the folder in output-dir "
-        f"that ends in -{run_id}, or without resume= if there is none"
+        "; to continue, start the run with resume= and the name of the folder in "
+        f"output-dir that ends in -{run_id}, or without resume= if there is none"
     )
 
 
 def start_superlink(processes: Processes, *options: str) -> int:
-    """Start a SuperLink on loopback, name it `CONNECTION`; return the port of its APIs.
+    """Start a SuperLink on loopback as `CONNECTION`; return the port of its APIs.
 
     Its working directory is the private folder, so that ServerApps do not depend on the
-    user's. Raises RunFailed if it ended or did not answer in time.
+    user's directory. Raises RunFailed if the SuperLink ended or did not answer in time.
     """
     port = free_port()
     write_flower_config(processes.home, CONNECTION, port, {"insecure": True})
@@ -203,10 +204,10 @@ def start_superlink(processes: Processes, *options: str) -> int:
 def wait_for_superlink(
     superlink: subprocess.Popen[Any], port: int, ca: Path | None = None
 ) -> None:
-    """Wait until a SuperLink of this machine answers, by TLS if `ca` is given.
+    """Wait until a SuperLink on this machine answers, over TLS if `ca` is given.
 
-    Raises RunFailed if it ended or did not answer in time, and ValueError if its
-    certificate is not for 127.0.0.1 or not signed by `ca`.
+    Raises RunFailed if the SuperLink ended or did not answer in time, and ValueError if
+    its certificate is not for 127.0.0.1 or not signed by `ca`.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     if ca is not None:
@@ -241,7 +242,7 @@ def _show_log(
     lines: list[str],
     show: Callable[[str], None],
 ) -> None:
-    """Show new lines of a run's log until it ends or `give_up`; add them to `lines`."""
+    """Show new lines of a run's log until its end or `give_up`; add them to `lines`."""
     known, (source, sink) = len(lines), os.pipe()
     with (
         os.fdopen(source, errors="replace") as shown,
@@ -268,14 +269,14 @@ _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 
 
 def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a run config by their keys, as Flower reads them."""
+    """Return the values of a run config by key, as Flower reads them."""
     config = dict(pair for item in run_config for pair in _parsed(item).items())
     _check_keys(Path(app_dir), config)
     return config
 
 
 def _parsed(item: str) -> dict[str, Any]:
-    """Return the values of pairs or of a TOML file by keys, as Flower reads them."""
+    """Return the values of pairs or of a TOML file by key, as Flower reads them."""
     if item.endswith(".toml"):
         return read_settings(Path(item))
     no_pairs = _PAIR.sub("", item).split()
@@ -288,7 +289,7 @@ def _parsed(item: str) -> dict[str, Any]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the flattened keys of a TOML file; raise ValueError for no such file."""
+    """Return the flattened keys of a TOML file; raise ValueError if it is invalid."""
     try:
         return dict(flatten_dict(tomllib.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
@@ -315,7 +316,7 @@ def simulate_app(
     num_supernodes: Annotated[int, typer.Option(help="SuperNodes to simulate.")] = 2,
     run_config: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE pairs or a TOML file; a later one wins."),
+        typer.Option(help="KEY=VALUE pairs or a TOML file; later values win."),
     ] = None,
 ) -> None:
     """Run a Flower app on SuperNodes that Ray simulates; fail if the run fails."""

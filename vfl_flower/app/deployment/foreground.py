@@ -27,7 +27,7 @@ RESTART = 10
 
 A SuperLink treats a killed SuperNode as still connected until it has missed two
 heartbeats, and refuses the same key meanwhile, so the first restarts may fail. A run
-waits for the party much longer, :data:`vfl_flower.server.exchange.ABSENCE`.
+waits much longer for the party: see :data:`vfl_flower.server.exchange.ABSENCE`.
 """
 
 TIED = (
@@ -36,8 +36,8 @@ TIED = (
     "ctypes.CDLL(None).prctl(1, int(kind))\n"  # PR_SET_PDEATHSIG
     "if os.getppid() == int(parent): os.execvp(command[0], command)\n"
 )
-"""Runs a command that Linux ends after its parent; the first arguments are the
-parent's number and the signal."""
+"""Runs a command that Linux ends when its parent ends; the first arguments are the
+parent's process id and the signal."""
 
 
 class Shown:
@@ -56,7 +56,7 @@ class Shown:
     ) -> subprocess.Popen[str]:
         """Start a command, which gets the signal `kind` if this process is killed.
 
-        It is printed, and so is its output. Errors call it `name`.
+        The command and its output are printed. Errors call the process `name`.
         """
         typer.echo(f"$ {shlex.join(command)}")
         tied = [sys.executable, "-Ic", TIED, str(os.getpid()), str(int(kind))]
@@ -97,9 +97,9 @@ class Shown:
 
 @contextlib.contextmanager
 def until_ended(home: Path) -> Iterator[Shown]:
-    """Let processes run until one ends; a signal to this one is no error.
+    """Let processes run until one ends; a signal to this process is not an error.
 
-    All of them have ended when this returns.
+    All of them have ended when the context ends.
     """
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) != signal.SIG_IGN:  # as under nohup
@@ -112,7 +112,7 @@ def until_ended(home: Path) -> Iterator[Shown]:
 
 
 def program() -> list[str]:
-    """Return how the program ``vfl-flower`` of this Python starts."""
+    """Return the command that starts the ``vfl-flower`` of this Python."""
     script = Path(sys.executable).with_name("vfl-flower")
     # `pip install --user` puts the script into another folder.
     module = [sys.executable, "-m", "vfl_flower.app.commands.cli"]

@@ -1,8 +1,8 @@
-"""The gate of a SuperLink: it forwards what SuperNodes ask for, and nothing else.
+"""The gate of a SuperLink, which forwards SuperNodes' requests and nothing else.
 
 A SuperLink serves SuperNodes, ``flwr`` and its own processes on one port, and
-authenticates only SuperNodes. So it listens on its own machine alone, and the
-SuperNodes of other machines reach it through this gate, as through the reverse proxy of
+authenticates only SuperNodes. So it listens only on its own machine, and SuperNodes on
+other machines reach it through this gate, or through the reverse proxy in
 docs/deploy.md.
 """
 
@@ -27,14 +27,14 @@ from starlette.routing import Route
 from vfl_flower.app.deployment.certificates import AUTHORITY, CERTIFICATE, KEY
 
 SUPERNODES = re.compile("/v1/fleet/[a-z-]+")
-"""Paths of SuperNodes' requests, by POST and without a query."""
+"""Paths of SuperNodes' requests, which use POST and have no query."""
 
 _OF_A_HOP = {b"connection", b"host", b"keep-alive", b"te", b"transfer-encoding"}
 """Headers of a single connection, which are not forwarded."""
 
 
 def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
-    """Return the gate of a SuperLink, at an ``https://`` address, as an application."""
+    """Return an application: the gate of the SuperLink at an ``https://`` address."""
     client = httpx.AsyncClient(
         base_url=superlink, verify=context, timeout=None, trust_env=False
     )
@@ -79,7 +79,7 @@ def gate(
     superlink: Annotated[int, typer.Option(help="Port of the SuperLink.")],
     host: Annotated[str, typer.Option(help="Address for SuperNodes.")] = "0.0.0.0",
 ) -> None:
-    """Forward what SuperNodes ask for, and nothing else, to a SuperLink."""
+    """Forward SuperNodes' requests, and nothing else, to a SuperLink."""
     context = ssl.create_default_context(cafile=folder / AUTHORITY)
     uvicorn.run(
         make_gate(f"https://127.0.0.1:{superlink}", context),
@@ -94,5 +94,5 @@ def gate(
     )
 
 
-if __name__ == "__main__":  # without what the other commands import
+if __name__ == "__main__":  # without the imports of other commands
     typer.run(gate)

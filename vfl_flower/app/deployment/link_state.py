@@ -1,7 +1,7 @@
 """The content of a SuperLink's database after a restart.
 
-It lets SuperNodes continue. Runs cannot, since their ServerApps stopped with the
-SuperLink; the messages, logs and run configs of earlier runs are not needed.
+It lets SuperNodes continue. Runs cannot continue, since their ServerApps stopped with
+the SuperLink. The messages, logs and run configs of earlier runs are not needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLEARED = (
     *("object_push_session_pending", "series_context", "compacted_contexts"),
     *("task_event", "task_usage", "run_connector", "fab"),
 )
-"""Tables of messages and other traces of runs; each version of Flower lacks some."""
+"""Tables of messages and other traces of runs; no version of Flower has all."""
 
 _COLUMNS = {
     "node": "public_key, status",
@@ -69,9 +69,9 @@ STARTED_AGAIN = (
 def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
     """Prepare a database in which a SuperLink finds SuperNodes and outcomes of runs.
 
-    A missing database is created, readable by the user only; a damaged one, or one that
-    lacks a table or a column of Flower's, gets another name. Returns the `keys` that
-    are registered. Raises OSError if the file cannot be used.
+    A missing database is created, readable only by the user. A database that is damaged
+    or lacks one of Flower's tables or columns is renamed. Returns the `keys` that are
+    registered. Raises OSError if the file cannot be used.
     """
     make_private(database)
     database.chmod(0o600)
@@ -82,8 +82,8 @@ def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
             raise OSError(errno.EBUSY, str(error), str(database)) from None
         aside = f"{database}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         log.warning(
-            "%s is not one of Flower's databases (%s): it is now %s, which may hold "
-            "messages; all parties are registered again",
+            "%s is not a database of Flower (%s): it was renamed to %s, which may "
+            "contain messages; all parties are registered again",
             *(database, error, aside),
         )
         for end in ("-wal", "-shm", "-journal", ""):
@@ -112,7 +112,8 @@ def _take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
 def forget_messages(database: Path) -> None:
     """Remove the messages of all runs from the database of a stopped SuperLink.
 
-    Flower removes messages that were read; those of an interrupted run remain.
+    Flower removes only messages that were read, so messages of an interrupted run
+    remain.
     """
     if not database.exists():
         return
@@ -140,7 +141,7 @@ def _forget_messages(db: sqlite3.Connection) -> bool:
 
 @contextmanager
 def _changed(database: Path) -> Iterator[sqlite3.Connection]:
-    """Change a database in one transaction, and overwrite what is removed."""
+    """Change a database in one transaction, and overwrite removed data."""
     with closing(sqlite3.connect(database, isolation_level=None)) as db:
         db.execute("PRAGMA secure_delete = ON")
         db.execute("BEGIN EXCLUSIVE")

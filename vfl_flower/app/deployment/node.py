@@ -1,15 +1,18 @@
 """A SuperNode that runs the installed package, with a process for each message.
 
-It uses Flower's client for the SuperLink, like ``flower-supernode``, and differs in:
+It uses Flower's client for the SuperLink, like ``flower-supernode``, but differs in
+five ways:
 
-1. *Whose code.* For the bundle of the installed package's app it runs the installed
-   package, and fetches nothing; the code of another bundle only if its hash is pinned.
-2. *How a process starts.* A process without threads imports all that a party needs,
-   once, and forks for each message. The fork ends with the reply.
-3. *When it requests work.* Soon after a message and then less and less often, where
-   Flower's requests it every 3 s.
-4. It has no API for its processes, and so opens no port.
-5. Its heartbeats are twice as frequent, so that a run notices sooner if it was killed.
+1. *Whose code it runs.* For the bundle of the installed package's app, it runs the
+   installed package and fetches nothing. It runs the code of another bundle only if the
+   bundle's hash is pinned.
+2. *How a process starts.* A process without threads imports everything that a party
+   needs, once, and forks for each message. The fork ends with the reply.
+3. *When it requests work.* It requests work soon after a message, then less and less
+   often; ``flower-supernode`` requests it every 3 s.
+4. *Ports.* It has no API for its processes, so it opens no port.
+5. *Heartbeats.* They are twice as frequent, so that a run notices sooner if the
+   SuperNode was killed.
 """
 
 from __future__ import annotations
@@ -48,23 +51,24 @@ PRELOADED = (
     *("sklearn.cluster", "sklearn.linear_model", "sklearn.metrics", "sklearn.datasets"),
     *("pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "flint"),
 )
-"""Modules that a process for a message finds imported. OpenBLAS stops its threads for a
-fork, and the others start none before they have work."""
+"""Modules that are already imported in the process of a message. OpenBLAS stops its
+threads for a fork, and the other modules start no threads before they have work."""
 
 FIRST_WAIT, MOST_WAIT = 0.1, 3.0
-"""Bounds of the seconds between two requests for work, which are a twentieth of the
-time since the last message."""
+"""Minimum and maximum seconds between two requests for work. Within these bounds, the
+wait is a twentieth of the time since the last message."""
 
 LONGEST = 7 * 24 * 3600.0
-"""Most seconds for a message, even if it permits more."""
+"""Maximum seconds for answering a message, even if the message permits more."""
 
 HEARTBEAT = 15
-"""Most seconds between two heartbeats (Flower's: 30). After twice as long without one,
-the SuperLink counts a node as disconnected; until then it refuses its key."""
+"""Maximum seconds between two heartbeats (in Flower: 30). After twice that time without
+a heartbeat, the SuperLink treats a node as disconnected; until then it refuses the
+node's key."""
 
 
 class NotAnswered(Exception):
-    """A message whose reply is an error, with Flower's code of the error."""
+    """A message whose reply is an error, with Flower's code for the error."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -77,8 +81,8 @@ class NotAnswered(Exception):
 def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> None:
     """Serve one party until the connection ends, or a signal ends the process.
 
-    `arguments` are those of ``flower-supernode``, and `pinned` the hashes of bundles
-    whose code may also run. Raises ValueError for an option that is not supported.
+    `arguments` are the arguments of ``flower-supernode``, and `pinned` the hashes of
+    bundles whose code may also run. Raises ValueError for an unsupported option.
     """
     parser = supernode.options_parser()
     args, default = parser.parse_args(arguments), vars(parser.parse_args([]))
@@ -113,7 +117,7 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
 class Node:
     """Receives messages, answers each in a new process, and sends the replies.
 
-    The folder `scratch` has the code of pinned bundles.
+    The folder `scratch` holds the code of pinned bundles.
     """
 
     def __init__(
@@ -160,17 +164,17 @@ class Node:
                 partial(self.fleet.pull_object, run_id),
                 partial(self.fleet.confirm, run_id),
                 return_type=Message,
-                initial_backoff=0.02,  # Flower's 1 s is most of a round trip
+                initial_backoff=0.02,  # Flower's 1 s would dominate a round trip
                 backoff_cap=1.0,
             )
-            # The content has no number; that of the message is its tree's.
+            # The content has no id; the message's id is the id of its tree.
             message.metadata.__dict__["_message_id"] = tree.object_id
             reply, context = in_a_process(message, context, code)
             self.runs[run_id] = context, code
         except NotAnswered as error:
             log.error("%s", error)
             reply = Message(Error(error.code, str(error)), reply_to=head)
-        except Exception as error:  # without a reply, the server would wait for long
+        except Exception as error:  # without a reply, the server would wait long
             log.exception("The message could not be answered")
             reason = f"{type(error).__name__}; the party's log says more"
             reply = Message(Error(supernode.ErrorCode.UNKNOWN, reason), reply_to=head)
@@ -180,7 +184,7 @@ class Node:
     def begin(self, run_id: int) -> tuple[Context, Path | None]:
         """Return a run's context, and the folder of its pinned code or None.
 
-        Raises NotAnswered if the run has another bundle than the installed or pinned.
+        Raises NotAnswered unless the run's bundle is the installed one or a pinned one.
         """
         run = self.fleet.get_run(run_id)
         self.forget_ended()
@@ -196,7 +200,7 @@ class Node:
             raise NotAnswered(
                 supernode.ErrorCode.INVALID_FAB,
                 f"the party has version {__version__} of vfl_flower installed, but the "
-                f"run needs version {version}: install the same version at both, or "
+                f"run needs version {version}: install one version on both sides, or "
                 f"pin the run's bundle. The party runs bundle {self.installed[1]} and "
                 f"has not pinned the bundle {run.fab_hash} of this run",
             )
@@ -218,7 +222,7 @@ class Node:
                 del self.runs[run_id]
 
     def send(self, reply: Message, seconds: float) -> None:
-        """Send a reply, and then those of its objects that the SuperLink lacks."""
+        """Send a reply, and then the objects in it that the SuperLink lacks."""
         run_id = reply.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with supernode.no_object_id_recompute():
@@ -238,8 +242,8 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(list(PRELOADED))
 
 BROKEN_OFF = (EOFError, OSError)
-"""Errors if a process is killed that starts another, or sends a reply. A killed
-forkserver is restarted with the next process."""
+"""Errors if a process is killed while it starts another process or sends a reply. A
+killed forkserver is restarted with the next process."""
 
 
 def preload() -> None:
@@ -297,7 +301,7 @@ def answer(
     try:
         reply = _client_app(code)(message=message, context=context)
     except Exception as error:
-        # Steps scrub their errors; the text of any other may contain data.
+        # Steps scrub their errors; the text of any other error may contain data.
         log.exception("The ClientApp raised an exception")
         reason = f"{type(error).__name__}; the party's log says more"
         kind = supernode.ErrorCode.CLIENT_APP_RAISED_EXCEPTION

@@ -1,7 +1,7 @@
 """The folder of a party: its node config, its consent, its keys and its card.
 
-``vfl-flower init`` writes it whole or not at all, and nothing rewrites it: the other
-parties know the party by its keys.
+``vfl-flower init`` writes the folder whole or not at all, and never replaces a folder,
+since the other parties know the party by its keys.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ NODE_CONFIG, CONSENT, STATE, SUPERNODE_KEY = (
 """Files in the folder of a party, besides its card."""
 
 _HOW_TO_READ = """\
-# How the SuperNode of this party finds and reads its data. It reads this file when it
-# starts. docs/party-files.md has all keys.
+# How the SuperNode of this party finds and reads its data. The SuperNode reads this
+# file when it starts. docs/party-files.md lists all keys.
 """
 
 _RULES = """\
@@ -87,7 +87,7 @@ min-changed-rows = 20       # minimum number of rows in which two different row 
 
 
 def consent_text(kinds: Collection[Kind] = ()) -> str:
-    """Return a ``consent.toml`` with the defaults, in which these kinds may leave."""
+    """Return a ``consent.toml`` with the defaults, which lets these kinds leave."""
     lines = [
         f"{kind} = {'true' if kind in kinds else 'false'}".ljust(28) + f"# {words}\n"
         for kind, words in KINDS.items()
@@ -97,7 +97,7 @@ def consent_text(kinds: Collection[Kind] = ()) -> str:
 
 
 def terms_of(strategy: str) -> Terms:
-    """Return the terms of a strategy; raise ValueError for an unknown one."""
+    """Return the terms of a strategy; raise ValueError if the strategy is unknown."""
     return make_strategy(check_run_config({"strategy": strategy})).terms
 
 
@@ -106,7 +106,7 @@ def write_party_folder(
 ) -> Card:
     """Write the folder of a new party, whole or not at all; return its card.
 
-    The folder has the name of the party; `kinds` may leave it.
+    The folder's name is the party's name; `kinds` may leave the party.
     """
     folder = folder.absolute()
     name = folder.name
@@ -141,7 +141,7 @@ def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
         source = party_source(config, {})
     except OSError as error:
-        hint = "; vfl-flower init makes the folder of a party"
+        hint = "; vfl-flower init creates a party's folder"
         raise ValueError(f"{path} cannot be read: {error.strerror}{hint}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -171,9 +171,9 @@ def write_with_data(folder: Path, data: str) -> Path:
 def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> Consent:
     """Add the keys of peers to a party's ``consent.toml``, and return its consent.
 
-    No key is changed. Raises ValueError if a card is the party's own or contradicts a
-    pinned key, or if the file's peers are in a form that cannot be extended, and
-    PartyError if the party's own key cannot be used.
+    No pinned key is changed. Raises ValueError if a card is the party's own or
+    contradicts a pinned key, or if the file lists its peers in a form that cannot be
+    extended. Raises PartyError if the party's own key cannot be used.
     """
     assert source.consent is not None
     assert source.state_dir is not None
@@ -190,13 +190,13 @@ def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> C
             raise ValueError(
                 f"the card of {card.name!r} must have the key that {path} pins, "
                 f"{before}, but it has {card.identity}: ask that party on the "
-                "telephone; only if it has made a new key, change the line yourself"
+                "telephone, and change the line yourself only if it has a new key"
             )
         for name, key in pinned.items():
             if key == card.identity and name != card.name:
                 raise ValueError(
-                    f"the key of {card.name!r} must differ from all others, but {path} "
-                    f"pins it for {name!r} too"
+                    f"the key of {card.name!r} must differ from all other keys, but "
+                    f"{path} also pins it for {name!r}"
                 )
     new = {card.name: card.identity for card in cards if card.name not in pinned}
     if new:
@@ -218,6 +218,6 @@ def _with_peers(text: str, new: Mapping[str, str], path: Path) -> str:
         if tomllib.loads(added) == expected:
             return added
     raise ValueError(
-        f"{path} must have its peers below a line [peers]; write there: "
+        f"{path} must list its peers below a line [peers]; add there: "
         f"{'; '.join(lines.splitlines())}"
     )

@@ -25,9 +25,9 @@ import psutil
 import tomli_w
 
 START = 60.0
-"""Seconds in which a SuperLink or SuperNodes must start."""
+"""Seconds within which a SuperLink or SuperNodes must start."""
 GRACE = 8.0
-"""Seconds that a process has between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL for a process."""
 COMMANDS = Path(__file__).with_name("flower_commands.py")
 """The program that runs ``flwr`` commands."""
 MARK = "VFL_FLOWER_RUN"
@@ -50,8 +50,8 @@ class Processes(AbstractContextManager["Processes"]):
     """Processes of one private Flower environment, which stop together.
 
     Flower's daemons and Ray start children in new sessions, which :meth:`stop` finds by
-    a mark in their inherited environment. Flower's folder is `home`; by default it is
-    temporary or, unless `private`, the user's.
+    a mark in their inherited environment. Flower's folder is `home`; by default it is a
+    temporary folder or, if `private` is false, the user's folder.
     """
 
     def __init__(self, home: str | Path | None = None, *, private: bool = True) -> None:
@@ -95,8 +95,8 @@ class Processes(AbstractContextManager["Processes"]):
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process in a new session, with options of Popen.
 
-        A Ctrl-C only reaches this process, which calls :meth:`stop`. SIGINT has its
-        default action there, which shells disable for background processes.
+        Ctrl-C only reaches this process, which calls :meth:`stop`. In the new process,
+        SIGINT has its default action, which shells disable for background processes.
         """
         process: subprocess.Popen[Any] = subprocess.Popen(
             command,
@@ -116,7 +116,7 @@ class Processes(AbstractContextManager["Processes"]):
         return "\n".join(COLOR.sub("", text).splitlines()[-lines:])
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Return the answer of ``flwr ... --format json``; raise RunFailed without."""
+        """Return the answer of ``flwr ... --format json``, or raise RunFailed."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             with self.command((*arguments, "--format", "json"), out, err) as running:
                 code = running.wait()
@@ -138,7 +138,7 @@ class Processes(AbstractContextManager["Processes"]):
     def command(
         self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]
     ) -> Iterator[_Commands]:
-        """Run a ``flwr`` command, until the end of the block at most."""
+        """Run a ``flwr`` command, at most until the end of the block."""
         commands = self._idle.pop() if self._idle else _Commands(self)
         try:
             commands.begin(arguments, out, err)
@@ -193,7 +193,7 @@ class Processes(AbstractContextManager["Processes"]):
 def live_processes() -> list[psutil.Process]:
     """Return the running processes, with ``ppid`` and ``environ`` as their ``info``.
 
-    An environment that only another user may read is empty.
+    If only another user may read an environment, it is empty here.
     """
     ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     processes = psutil.process_iter(["ppid", "status", "environ"], ad_value={})
@@ -203,7 +203,7 @@ def live_processes() -> list[psutil.Process]:
 class _Commands:
     """A process that has imported Flower and runs ``flwr`` commands, one at a time.
 
-    It leads a session with these commands.
+    It leads the session that contains these commands.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -221,7 +221,7 @@ class _Commands:
         """Start a command; see :meth:`Processes.command`."""
         self.busy = True
         line = json.dumps([str(Path.cwd()), list(arguments)])
-        with suppress(ConnectionError):  # it has ended, as wait() reports
+        with suppress(ConnectionError):  # the process has ended, as wait() reports
             socket.send_fds(self._channel, [b"+"], [out.fileno(), err.fileno()])
             self._channel.sendall(f"{line}\n".encode())
 
@@ -267,7 +267,7 @@ def _undisturbed() -> Iterator[None]:
 def wait_for(
     answer: Callable[[], object], seconds: float, what: str, pause: float = 0.05
 ) -> None:
-    """Call `answer` every `pause` seconds until it is true, or raise RunFailed."""
+    """Call `answer` every `pause` seconds until it returns true, or raise RunFailed."""
     deadline = time.monotonic() + seconds
     while not answer():
         if time.monotonic() > deadline:
@@ -278,8 +278,8 @@ def wait_for(
 def free_port() -> int:
     """Return a free TCP port of loopback.
 
-    It is above Ray's ports and below those of outgoing connections, so that it is still
-    free when it is used.
+    It is above Ray's ports and below the ports of outgoing connections, so that it is
+    still free when it is used.
     """
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
@@ -294,10 +294,10 @@ def free_port() -> int:
 def write_flower_config(
     home: Path, name: str, port: int, options: Mapping[str, bool | str]
 ) -> None:
-    """Write a ``config.toml`` of ``flwr`` with a SuperLink of this machine.
+    """Write a ``config.toml`` for ``flwr`` with a SuperLink on this machine.
 
-    `options` say how to connect. The file goes to the ``FLWR_HOME`` `home`: nothing in
-    ``~/.flwr`` changes.
+    `options` say how to connect. The file is written to `home`, as ``FLWR_HOME``;
+    nothing in ``~/.flwr`` changes.
     """
     superlink = {"address": f"127.0.0.1:{port}", **options}
     config = {"superlink": {"default": name, name: superlink}}

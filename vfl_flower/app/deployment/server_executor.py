@@ -1,7 +1,7 @@
-r"""Start the ServerApps of a SuperLink that has ``--isolation process``.
+r"""Start the ServerApps of a SuperLink that runs with ``--isolation process``.
 
 It replaces Flower's ``flower-superexec``, and calls internal functions of Flower
-(:mod:`vfl_flower.app.flwr_internals`). If the installed flwr has others, nothing
+(:mod:`vfl_flower.app.flwr_internals`). If these differ in the installed flwr, nothing
 starts.
 """
 
@@ -18,10 +18,10 @@ from vfl_flower.app.deployment.executor import KNOWN
 def main(
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")],
     root_certificates: Annotated[
-        str | None, typer.Option(help="Its authority; without: no TLS.")
+        str | None, typer.Option(help="Its certificate authority; default: no TLS.")
     ] = None,
     parent_pid: Annotated[
-        int | None, typer.Option(help="The process after which this one ends.")
+        int | None, typer.Option(help="Process whose end also ends this process.")
     ] = None,
 ) -> None:
     """Start the ServerApps of a SuperLink, until a signal ends this process."""

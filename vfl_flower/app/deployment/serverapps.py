@@ -1,13 +1,14 @@
-"""Starts the ServerApps of a SuperLink, those of the installed package by a fork.
+"""Starts a SuperLink's ServerApps, using forks for the installed package's app.
 
-It gets tasks from the SuperLink like Flower's ``flower-superexec``, and differs in:
+It gets tasks from the SuperLink like Flower's ``flower-superexec``, but differs in
+three ways:
 
-1. *How a ServerApp starts.* A process without threads imports all that runs need, once,
-   and forks for each run of the installed package's app. A run of another bundle has a
-   new process, as with Flower, so that it gets its own modules.
-2. *When it requests work*: every 0.2 s, where Flower waits for a second.
-3. *How it reports a killed ServerApp*: at once, where with Flower the SuperLink waits
-   for heartbeats, for a minute or more.
+1. *How a ServerApp starts.* A process without threads imports everything that runs
+   need, once, and forks for each run of the installed package's app. A run of another
+   bundle gets a new process, as in Flower, and so its own modules.
+2. *When it requests work.* It requests work every 0.2 s; Flower waits for a second.
+3. *How it reports a killed ServerApp.* It reports this at once; with Flower, the
+   SuperLink waits a minute or more for heartbeats.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from vfl_flower.app.deployment.node import BROKEN_OFF, PRELOADED, PROCESSES, pre
 from vfl_flower.app.flwr_internals import superexec as flower
 
 PRELOADED_TOO = ("vfl_flower.app.deployment.serverapps", "vfl_flower.app.server_app")
-"""Further modules that a process for a ServerApp finds imported."""
+"""Further modules that are already imported in a ServerApp's process."""
 
 WAIT = "0.2"
 """Seconds between two requests for work."""
@@ -52,7 +53,7 @@ class ForkingExecutor(flower.SubprocessExecutor):
 
 def serve_run(spec: flower.ExecutionSpec) -> None:
     """Run a ServerApp like ``flwr-serverapp``, in its own process."""
-    if spec.suppress_output:  # the run has its log
+    if spec.suppress_output:  # the run has its own log
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
@@ -98,7 +99,7 @@ def serve(superlink: str, root_certificates: str | None, parent: int | None) -> 
     PROCESSES.set_forkserver_preload([*PRELOADED, *PRELOADED_TOO])
     preload()
     executor = ForkingExecutor(installed_bundle()[1])
-    # run_superexec starts its tasks with the executor of this name.
+    # run_superexec starts its tasks with the executor that this function returns.
     flower.superexec.__dict__["get_executor"] = lambda *_, **__: executor
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", WAIT)
     flower.superexec.run_superexec(

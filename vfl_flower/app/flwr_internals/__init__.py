@@ -1,1 +1,1 @@
-"""Every import of a private module of Flower: a different version may change all."""
+"""All imports of private modules of Flower, which other versions may change."""

@@ -1,4 +1,4 @@
-"""Objects that Flower sends and stores, to bytes and back."""
+"""Conversion of objects that Flower sends and stores into bytes and back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def records_to_bytes(content: RecordDict) -> bytes:
 
 
 def records_from_bytes(data: bytes) -> RecordDict:
-    """Return the records of bytes; errors for other bytes vary with the version."""
+    """Return the records that bytes encode; errors for other bytes vary by version."""
     return serde.recorddict_from_proto(ProtoRecordDict.FromString(data))
 
 
@@ -77,10 +77,10 @@ def message_to_bytes(message: Message) -> bytes:
 
 
 def arrived(message: Message) -> Message:
-    """Return a message as its receiver gets it, which shares no memory with it."""
+    """Return a copy of a message as its recipient gets it, with its own memory."""
     return serde.message_from_proto(serde.message_to_proto(message))
 
 
 def restored(context: Context) -> Context:
-    """Return a context as the next message finds it, which shares no memory with it."""
+    """Return a copy of a context as the next message finds it, with its own memory."""
     return serde.context_from_proto(serde.context_to_proto(context))

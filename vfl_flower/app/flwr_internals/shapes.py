@@ -1,4 +1,4 @@
-"""Whether the installed flwr has the internal functions that this package calls."""
+"""Check that the installed flwr has the internal functions that this package calls."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -27,7 +27,7 @@ SHAPES: dict[Callable[..., Any], str] = {
     validate_and_resolve_root_certificates: "root_cert_path insecure",
     HttpGrid: "runtime_api_address insecure root_certificates",
 }
-"""How this package calls Flower's internal functions: their first parameters."""
+"""The first parameters of Flower's internal functions, as this package uses them."""
 
 
 def check_flower() -> None:

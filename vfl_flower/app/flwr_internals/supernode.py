@@ -1,4 +1,4 @@
-"""Functions to connect a SuperNode, as ``flower-supernode``, and move its messages."""
+"""Functions that connect a SuperNode, like ``flower-supernode``, and move messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BEATING = (heartbeat, fleet_http_connection)
 
 
 class Fleet(NamedTuple):
-    """The functions of Flower's client for SuperNodes, in its order."""
+    """The functions of Flower's client for SuperNodes, in the client's order."""
 
     node_id: int
     receive: Callable[[], tuple[Message, ObjectTree] | None]
@@ -72,16 +72,17 @@ SHAPES: dict[Callable[..., Any], str] = {
     install_from_fab: "fab_file install_dir skip_prompt",
     load_app: "module_attribute_str error_type project_dir",
 }
-"""How this package calls Flower's internal functions: behind ``*``, by name."""
+"""Parameters with which this package calls Flower's internal functions; parameters
+after ``*`` are passed by name."""
 
 
 def check_flower() -> None:
     """Raise ImportError if Flower's internals differ from those used here."""
     check_shapes(SHAPES)
     hints = get_type_hints(inspect.unwrap(http_request_response))
-    fleet = get_args(get_args(hints["return"])[0])
-    if len(fleet) != len(Fleet._fields):
-        raise ImportError(f"flwr's connection of a SuperNode has {len(fleet)} parts")
+    n, known = len(get_args(get_args(hints["return"])[0])), len(Fleet._fields)
+    if n != known:
+        raise ImportError(f"flwr's SuperNode connection has {n} parts, not {known}")
     if not all(hasattr(module, "HEARTBEAT_DEFAULT_INTERVAL") for module in BEATING):
         raise ImportError("flwr's heartbeats have no HEARTBEAT_DEFAULT_INTERVAL")
     if unknown := HONOURED - vars(options_parser().parse_args([])).keys():

@@ -1,1 +1,1 @@
-"""What a run will cost and reveal, from runs on random rows, and how far it is."""
+"""The expected costs of a run, who will learn what from it, and its progress."""

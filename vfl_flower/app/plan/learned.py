@@ -22,7 +22,7 @@ class Learned(NamedTuple):
     how: str
     who: str
     kinds: tuple[str, ...] = ()
-    """What the step reveals beyond sums, as a party's consent calls it."""
+    """The kinds that the step reveals beyond sums, as named in a party's consent."""
 
 
 _LEAVES = {
@@ -40,7 +40,7 @@ BY_SERVER = "sent by the server"
 HEADER = ("step", "what", "how", "who learns it", "kinds of consent")
 _SENT = {
     "common": (BY_SERVER, "the parties"),
-    "own": (BY_SERVER, "each party, of its own"),
+    "own": (BY_SERVER, "each party, only its own values"),
 }
 
 
@@ -49,8 +49,8 @@ def who_learns(
 ) -> list[Learned]:
     """Return who learns what from steps, by their declarations.
 
-    Values that the server forwards between parties are left out. With `seen`, the
-    values that a run has sent by action, only these are returned.
+    Values that the server forwards between parties are left out. `seen` holds the
+    values that a run has sent, by action; if it is given, only these are returned.
     """
     rows = []
     for step in steps:

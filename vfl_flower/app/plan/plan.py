@@ -1,4 +1,4 @@
-"""What a run will cost, and who will learn what, before any row leaves a party."""
+"""The costs of a run, and who will learn what, before any row leaves a party."""
 
 from __future__ import annotations
 
@@ -25,50 +25,50 @@ from vfl_flower.server.strategy import ProtocolStrategy
 log = logging.getLogger("vfl_flower")
 
 MOST_ROWS = 20_000
-"""Most rows of a rehearsal, of all parties where they hold different rows."""
+"""Maximum rows in a rehearsal; the total if parties hold different rows."""
 MOST_NUMBERS = 8_000_000
-"""Most numbers in the rows of a rehearsal, at all parties together: 64 MB."""
+"""Maximum number of values in a rehearsal's rows, over all parties: 64 MB."""
 FEW_ROWS = 1_000
-"""Most rows of the rehearsals that look for what depends on the data."""
+"""Maximum number of rows in rehearsals that find which costs depend on the data."""
 MESSAGE_BYTES = 2**25
-"""Most bytes of a reply of a step that sends all rows in several messages, where a
-rehearsal on fewer rows may need only one."""
+"""Maximum bytes of a reply in a step that sends all rows in several messages; a
+rehearsal on fewer rows may need only one message."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will cost, and who will learn what."""
+    """The costs of a run, and who will learn what."""
 
     strategy: ProtocolStrategy
     shapes: tuple[Shape, ...]
     learned: list[Learned]
     ledger: Ledger | None = None
-    """Round trips, bytes and seconds by step and party; None: it was not rehearsed."""
+    """Round trips, bytes and seconds by step and party; None without a rehearsal."""
     reason: str = ""
     """Why there is no ledger."""
     rows: int = 0
-    """Rows of the largest rehearsal."""
+    """Number of rows in the largest rehearsal."""
     extended: bool = False
-    """Whether the figures of all rows are extrapolated from fewer."""
+    """Whether the figures for all rows are extrapolated from fewer rows."""
     varying: dict[str, tuple[int, int]] | None = None
     """Steps whose costs depend on the data, with their round trips on few random rows
     and on few rows in clusters; None: unknown."""
     server_seconds: float = 0.0
-    """Time that the server computes."""
+    """Seconds that the server spends computing."""
     round_trip: float | None = None
-    """Seconds of a round trip without computing, measured by ``hello``; None: it was
-    not sent."""
+    """Seconds of a round trip without computing, measured by ``hello``; None:
+    ``hello`` was not sent."""
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that the run takes, without the time for the bytes; None: unknown."""
+        """Seconds that the run takes, without sending the bytes; None: unknown."""
         if self.ledger is None or self.round_trip is None:
             return None
         return self.ledger.round_trips * self.round_trip + self.computing
 
     @property
     def computing(self) -> float:
-        """Seconds of computing: of each step's slowest party, and of the server."""
+        """Seconds of computing by each step's slowest party and by the server."""
         slowest: dict[str, float] = {}
         for entry in self.ledger.entries.values() if self.ledger else ():
             before = slowest.get(entry.action, 0.0)
@@ -76,7 +76,7 @@ class RunPlan:
         return sum(slowest.values()) + self.server_seconds
 
     def __str__(self) -> str:
-        """Return the plan as text, which is Markdown."""
+        """Return the plan as Markdown text."""
         sizes = [
             f"{shape.name or f'party-{j}'} ({shape.n_rows:,} rows, "
             f"{shape.n_columns:,} columns"
@@ -98,7 +98,7 @@ class RunPlan:
         ]
         return [
             markdown_table(header, [*rows, self._row("all", ledger)]),
-            "Bytes to and from a party are the most of any party.",
+            "Bytes to and from a party are the maximum over the parties.",
             self._time(ledger),
             self._basis(),
             *filter(None, [self.strategy.trade(n_rows_of(self.strategy, self.shapes))]),
@@ -131,7 +131,7 @@ class RunPlan:
         rows = f"{self.rows:,} random rows"
         text = f"The figures come from a rehearsal in this process on {rows}"
         if self.extended:
-            text += f", and on half of them; those of all {all_rows:,} rows are "
+            text += f", and on half of them; figures for all {all_rows:,} rows are "
             text += "extrapolated"
         elif self.rows < all_rows:
             text += f"; all {all_rows:,} rows need no more round trips or bytes"
@@ -140,14 +140,14 @@ class RunPlan:
         if not self.varying:
             return (
                 f"{text}. Other rows cost the same, but a solver that stops on "
-                "convergence can take longer on real ones."
+                "convergence can take longer on real rows."
             )
         differ = "; ".join(
             f"`{action}` {random} and {clusters} round trips"
             for action, (random, clusters) in self.varying.items()
             if random != clusters
         )
-        example = f". On few rows, random and in clusters: {differ}"
+        example = f". On few random rows and few rows in clusters: {differ}"
         return (
             f"{text}. Figures of steps with * depend on the data, such as a solver's "
             "iterations: they are typical of random rows, and the run can cost more or "
@@ -163,22 +163,22 @@ class RunPlan:
             text += f" {terms.less}." if terms.less else ""
         for kind in terms.wants:
             text += (
-                f" If it also permits `{kind}` ({KINDS[kind]}), the run uses them, but "
-                "does not need them."
+                f" If it also permits `{kind}` ({KINDS[kind]}), the run uses it, but "
+                "does not need it."
             )
         if len(self.shapes) == 2:
-            text += " With two parties, a sum reveals the other one's contribution."
+            text += " With two parties, a sum reveals the other party's contribution."
         if self.strategy.masking == "plain":
-            text += " With masking 'plain' the server learns every addend of every sum."
+            text += " With masking 'plain' the server learns all contributions to sums."
         return [text]
 
 
 def plan(
     strategy: ProtocolStrategy, shapes: Sequence[Shape], greeted: Ledger | None = None
 ) -> RunPlan:
-    """Return what a run will cost and reveal, without any data.
+    """Return the expected costs and disclosures of a run, without any data.
 
-    `greeted` has the costs of ``hello`` with the real parties. If there was no
+    `greeted` holds the costs of ``hello`` with the real parties. If there was no
     rehearsal, the plan says why, and has no costs.
     """
     shapes = tuple(shapes)
@@ -186,8 +186,8 @@ def plan(
     if strategy.task != "train":
         reason = (
             f"A plan has costs for training only: the task {strategy.task!r} uses "
-            "local models that the parties keep. The table lists all that its steps "
-            "may reveal."
+            "local models that the parties store. The table lists everything that "
+            "its steps may reveal."
         )
         return replace(declared, reason=reason)
     everything = n_rows_of(strategy, shapes)
@@ -215,8 +215,8 @@ def plan(
             few = f"{counts[0]:,} to " if len(counts) > 1 else ""
             reason = (
                 f"There are no costs, since the rehearsal on {few}{rows:,} random rows "
-                f"failed: {error or type(error).__name__}. The table lists all that "
-                "the steps may reveal."
+                f"failed: {error or type(error).__name__}. The table lists "
+                "everything that the steps may reveal."
             )
             return replace(declared, reason=reason)
     last = rehearsals[-1]
@@ -253,7 +253,7 @@ def _without_hello(values: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _varying(random: Rehearsal, clusters: Rehearsal) -> dict[str, tuple[int, int]]:
-    """Return round trips on random rows and clusters of the steps that differ there."""
+    """Return the round trips of steps whose costs differ between the two rehearsals."""
     varying = {}
     for action in random.ledger.waits | clusters.ledger.waits:
         costs = random.ledger.of(action), clusters.ledger.of(action)
@@ -265,9 +265,9 @@ def _varying(random: Rehearsal, clusters: Rehearsal) -> dict[str, tuple[int, int
 
 
 def extended(values: Sequence[float], growth: float) -> float:
-    """Return a cost on `growth` times the rows, on a line that does not fall.
+    """Return the cost for `growth` times the rows, on a line that does not fall.
 
-    The line a + b n goes through `values`, the costs of n / 2 and n rows.
+    The line a + b n goes through `values`, which are the costs for n / 2 and n rows.
     """
     half, full = values
     return full + max(0.0, full - half) * 2 * (growth - 1)
@@ -276,10 +276,10 @@ def extended(values: Sequence[float], growth: float) -> float:
 def _extended_ledger(
     ledgers: Sequence[Ledger], growth: float, varying: Collection[str]
 ) -> Ledger:
-    """Return the ledger of `growth` times the rows from those of n / 2 and n rows.
+    """Return the ledger for `growth` times the rows from those for n / 2 and n rows.
 
-    A step that varies with the data has the round trips of one ledger: a solver's
-    iterations do not follow from the number of rows.
+    A step that varies with the data gets the round trips of one ledger, since a
+    solver's iterations do not follow from the number of rows.
     """
     result = Ledger()
     trips = {
@@ -312,7 +312,7 @@ def _extended_ledger(
 
 @contextmanager
 def _rehearsing(rows: int) -> Iterator[None]:
-    """Log that a rehearsal starts, and hide what it logs itself."""
+    """Log that a rehearsal starts, and hide the rehearsal's own log."""
     log.info("dry run: rehearsing on %s random rows", f"{rows:,}")
     with quietly():
         yield

@@ -1,4 +1,4 @@
-"""The progress of a run, in lines of its log without a value of the data.
+"""The progress of a run, as log lines that contain no value of the data.
 
 The server logs a line when the parties have answered a step for the first time, and
 then every few seconds; ``vfl-flower run`` shows the text after ``progress:``.
@@ -26,10 +26,10 @@ EVERY = 5.0
 """Seconds between two lines of the same step."""
 
 FEW_ROWS = 300
-"""Rows of the rehearsals that count the round trips of a run."""
+"""Number of rows in the rehearsals that count the round trips of a run."""
 
 PATIENCE = 5.0
-"""Most seconds of computing in rehearsals, for which the parties wait."""
+"""Maximum seconds of computing in rehearsals, during which the parties wait."""
 
 LINE = re.compile(r"progress: ((?: {5}|[ \d]{3}% )(\S+) +round trip .*)")
 """A line of :func:`line_of`: the text that people see, and the step in it."""
@@ -38,8 +38,8 @@ LINE = re.compile(r"progress: ((?: {5}|[ \d]{3}% )(\S+) +round trip .*)")
 def line_of(step: str, trips: int, planned: int, n_bytes: int, seconds: float) -> str:
     """Return a line of progress, in columns of the same widths for all steps.
 
-    `trips` are the round trips so far, `planned` those of the whole run (0: unknown),
-    and `n_bytes` the bytes sent in both directions.
+    `trips` is the number of round trips so far, `planned` the number in the whole run
+    (0: unknown), and `n_bytes` the number of bytes sent in both directions.
     """
     share = f"{trips / planned:4.0%} " if planned else " " * 5
     left = f", {clock((planned - trips) * seconds / trips)} left" if planned else ""
@@ -68,7 +68,7 @@ class Reporter:
     def round_trip(self, ledger: Ledger, action: str) -> None:
         """Log a line if the step is new, or the last line is some seconds old."""
         now, trips = time.monotonic(), ledger.round_trips
-        if trips > self._planned:  # the data need more than random rows
+        if trips > self._planned:  # the data need more round trips than random rows
             self._planned = 0
         last = trips == self._planned
         if action in self._seen and now - self._last < EVERY and not last:
@@ -81,10 +81,10 @@ class Reporter:
 
 
 def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
-    """Return the round trips of a run after ``hello``; 0: unknown.
+    """Return the number of round trips of a run after ``hello``; 0: unknown.
 
-    They are known if rehearsals on few random rows, and on few rows in clusters, end
-    soon and take equally many.
+    The number is known if two rehearsals, on few random rows and on few rows in
+    clusters, finish soon and take the same number of round trips.
     """
     if strategy.task != "train":
         return 0

@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     name: str = ""
     """Default: ``party-<index>``."""
     keeps: bool = False
-    """Whether it has a place for its local model."""
+    """Whether the party has a place for its local model."""
 
     @classmethod
     def of(cls, info: PartyInfo) -> Self:
@@ -47,9 +47,9 @@ class Rehearsal:
     """The costs of a rehearsal."""
 
     ledger: Ledger
-    """Its costs by step and party, and the values that were sent."""
+    """The run's costs by step and party, and the values that were sent."""
     seconds: float
-    """Time that the server computed."""
+    """Seconds that the server spent computing."""
 
 
 _LABELS: tuple[Callable[[np.random.Generator, int], Array], ...] = (
@@ -67,9 +67,9 @@ def rehearse(
     clusters: bool = False,
     grid: Callable[[Sequence[Party]], InProcessGrid] = InProcessGrid,
 ) -> Rehearsal:
-    """Run a strategy on a number of random rows; None: as many as the parties have.
+    """Run a strategy on `rows` random rows; None: as many rows as the parties have.
 
-    With `clusters` the rows are five points with little noise.
+    With `clusters`, the rows are five points with little noise.
     """
     share = 1.0 if rows is None else rows / n_rows_of(strategy, shapes)
     labelled = any(shape.n_labels for shape in shapes)
@@ -98,7 +98,7 @@ def rehearse(
         with apart(), folder:
             start = time.perf_counter()
             try:
-                # Nobody watches a rehearsal.
+                # Nothing watches a rehearsal.
                 ledger = strategy.rehearsed().start(grid(parties)).ledger
             except Exception:
                 if last == 0:
@@ -117,7 +117,7 @@ def n_rows_of(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Hide what a rehearsal or a check logs and warns of."""
+    """Hide the log and the warnings of a rehearsal or a check."""
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
     try:

@@ -1,7 +1,7 @@
-"""How a report's figures are drawn, and made into files.
+"""Drawing a report's figures and turning them into files.
 
 The same numbers give the same bytes. Matplotlib draws without its global state. The
-SVG has its text as text, which can be read aloud, searched and set in another font.
+SVG keeps text as text, which can be read aloud, searched and set in another font.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Figure:
     name: str
     title: str
     text: str
-    """What it shows and how to read it."""
+    """What the figure shows and how to read it."""
     alt: str
-    """A description, for those who cannot see it."""
+    """A description for readers who cannot see the figure."""
     svg: bytes
     png: bytes
 
@@ -48,12 +48,12 @@ class Figure:
 
 
 SQUARE = {"width": 4.6, "height": 4.2}
-"""Inches of a figure that has another one beside it."""
+"""Size in inches of a figure that stands beside another figure."""
 
 _STYLE: Any = {
     "axes.edgecolor": GRID,
     "axes.facecolor": "none",
-    "axes.formatter.limits": (-4, 7),  # no power of ten beside the axis
+    "axes.formatter.limits": (-4, 7),  # no power of ten next to the axis
     "axes.formatter.useoffset": False,
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -94,7 +94,7 @@ def make_figure(
     svg, png = io.BytesIO(), io.BytesIO()
     nothing = dict.fromkeys(["Creator", "Date", "Format", "Type"])
     unique_ids = {"svg.hashsalt": name}  # in a page of several figures
-    # Warnings of letters that the font lacks: the page uses fonts of the reader.
+    # Hide warnings about letters that the font lacks: the page uses the reader's fonts.
     with rc_context(_STYLE | unique_ids), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+")
         canvas = Canvas(figsize=(width, height), layout="constrained")
@@ -109,7 +109,7 @@ def make_figure(
 def _tidied(svg: str, alt: str) -> str:
     """Return an SVG as an element of a page, with a description."""
     svg = svg[svg.index("<svg ") :].replace("<use xlink:href=", "<use href=")
-    svg = re.sub('<g id="[^"]*"', "<g", svg)  # every figure has the same
+    svg = re.sub('<g id="[^"]*"', "<g", svg)  # every figure has the same ids
     label = escape(alt, {'"': "&quot;"})
     svg, replaced = re.subn(
         ' xmlns:xlink="[^"]*" width="[^"]*" height="[^"]*"',
@@ -117,12 +117,12 @@ def _tidied(svg: str, alt: str) -> str:
         svg,
         count=1,
     )
-    assert replaced, "Matplotlib writes the size of an SVG in another way"
+    assert replaced, "Matplotlib writes the size of an SVG differently"
     return svg
 
 
 def diagonal(axes: Axes, meaning: str, place: float = 0.0) -> None:
-    """Draw the line of equal coordinates through a place, with a legend."""
+    """Draw the diagonal y = x through (place, place), with a legend."""
     axes.axline((place, place), slope=1, color=THIRD, linestyle="--", label=meaning)
     axes.legend(frameon=False)
 

@@ -52,7 +52,7 @@ def _arrays(curves: Mapping[str, Sequence[float]], *names: str) -> list[Array]:
 
 
 def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
-    """Return ROC and calibration, from bins of held-out rows in order of scores."""
+    """Return the ROC and calibration figures, from held-out rows in bins by score."""
     if not {"rows", "positives"} <= curves.keys():
         return []
     # Bins have an order even without probabilities, and so without scores.
@@ -81,12 +81,12 @@ def _roc(rows: Array, positives: Array) -> Figure:
     return make_figure(
         "roc",
         "How well it separates the classes",
-        "Each point is a threshold above which rows count as positive. Up: how many of "
-        "the positive rows are found; to the right: how many of the others are false "
-        "alarms. The nearer to the upper left corner, the better; the dashed line is "
-        "guessing.",
-        f"ROC curve of {int(rows.sum()):,} rows held out in {len(rows)} groups, with "
-        f"an area of about {area:.2f}; guessing has 0.5.",
+        "Each point is a threshold above which rows count as positive. Its height is "
+        "the share of positive rows found; its distance to the right is the share of "
+        "negative rows that are false alarms. A curve near the upper left corner is "
+        "good; the dashed line shows guessing.",
+        f"ROC curve of {int(rows.sum()):,} rows held out, in {len(rows)} groups, with "
+        f"an area of about {area:.2f}; guessing gives 0.5.",
         draw,
         **SQUARE,
     )
@@ -109,8 +109,8 @@ def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
     return make_figure(
         "calibration",
         "Whether its probabilities are right",
-        "Each point is a group of rows with similar probabilities. On the dashed line "
-        "as many rows are positive as predicted, below it fewer. Bars span two "
+        "Each point is a group of rows with similar probabilities. On the dashed line, "
+        "as many rows are positive as predicted; below it, fewer are. Bars span two "
         "standard errors.",
         f"Predicted probabilities against shares of positive rows, in {len(score)} "
         f"groups; the largest difference is at {score[worst]:.2f}, where "
@@ -121,7 +121,7 @@ def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
 
 
 def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
-    """Return predicted against true, in bins of rows in order of predictions."""
+    """Return the figure of true against predicted values, in bins by prediction."""
     if not {"predicted", "true", "true_sd", "rows"} <= curves.keys():
         return None
     predicted, true, spread, rows = _arrays(
@@ -144,7 +144,7 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
     return make_figure(
         "predicted-true",
         "Predicted against true",
-        "Each point is a group of rows held out with similar predictions, at their "
+        "Each point is a group of held-out rows with similar predictions, at their "
         "mean prediction and mean label. On the dashed line both are equal; the band "
         "is one standard deviation of the labels within a group.",
         f"Mean truth against mean prediction in {len(rows)} groups of "
@@ -157,7 +157,7 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
 
 
 def _clusters(result: Mapping[str, Any]) -> Figure | None:
-    """Return the centres in the two directions in which they differ most."""
+    """Return the figure of the centres, in the directions in which they differ most."""
     if not (clusters := result.get("clusters")):
         return None
     x, y, rows = _arrays(clusters, "x", "y", "rows")
@@ -175,28 +175,28 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
                 f"{k + 1}", (x[k], y[k]), (away, away), textcoords="offset points"
             )
         axes.margins(0.2)
-        axes.set_xlabel(f"first direction ({shares[0]:.0%} of how the centres differ)")
+        axes.set_xlabel(f"first direction ({shares[0]:.0%} of the differences)")
         axes.set_ylabel(f"second direction ({shares[1]:.0%})")
 
     what = "The area of a circle is the number of rows of its cluster."
     if not known:
-        what = "Numbers of rows are not known to the server: all circles are equal."
+        what = "Their sizes are not known to the server, so all circles are equal."
     sizes = f" of {int(rows.min()):,} to {int(rows.max()):,} rows" if known else ""
     return make_figure(
         "clusters",
         "Where the clusters are",
-        f"The centres in the two directions in which they differ most. {what} Near "
-        f"circles are similar clusters; the picture shows {sum(shares):.0%} of how the "
-        "centres differ, and no row.",
+        f"The centres in the two directions in which they differ most. {what} Circles "
+        "near each other are similar clusters. The picture shows "
+        f"{sum(shares):.0%} of the differences between centres, and no row.",
         f"{len(x)} clusters{sizes} in two directions, which show {sum(shares):.0%} of "
-        "how their centres differ.",
+        "the differences between centres.",
         draw,
         height=4.2,
     )
 
 
 def _progress(result: Mapping[str, Any]) -> Figure | None:
-    """Return the progress of an iterative solver, by the bytes sent."""
+    """Return the figure of an iterative solver's progress, by the bytes sent."""
     traces = {
         name: trace
         for name, trace in (result.get("traces") or {}).items()

@@ -18,10 +18,10 @@ from vfl_flower.app.report.units import duration, size
 from vfl_flower.server.metrics import OF_SPREAD, SPREAD
 
 MOST_PARTIES = 40
-"""Most parties of a table; its last line is the sum of the others."""
+"""Maximum number of parties in a table; its last line is the sum of the rest."""
 
 MOST_OF_TEXT = 400
-"""Most characters of a setting, name or warning; ``result.json`` has all of it."""
+"""Maximum length of a setting, name or warning; ``result.json`` has all of it."""
 
 UNEXPLAINED = "The strategy does not say what this number means."
 
@@ -36,16 +36,16 @@ COSTS = {
     "Time waited": ("seconds_waited", "Time in which the server waited for replies."),
     "Time computed by parties": ("seconds_computed", "Sum over all parties."),
     "Bytes to evaluate": ("evaluation_bytes_up", "Sent by parties to test the model."),
-    "Time in all": ("seconds", "At the server: for replies, and its own computing."),
+    "Time in all": ("seconds", "At the server: waiting, and its own computing."),
 }
 """Titles of costs, with their keys in a result or its ledger, and their meanings."""
 
 COMPARED = {
-    "test_error": "Wrong classes of",
+    "test_error": "Error rates of",
     "explained": "Spread explained by",
     "test_loss": "Typical errors of",
 }
-"""Metrics that compare models: the first one of a result is shown."""
+"""Metrics that compare models; the first one that a result has is shown."""
 
 LEARNED = {
     "in the clear": "The server learned names, sizes and values of single parties.",
@@ -53,10 +53,10 @@ LEARNED = {
     "under a mask and a pad": "Parties learned sums that the server cannot read.",
     "encrypted": "Parties learned values that other parties encrypted for them.",
 }
-"""Who learned what, by the first words of how values travelled."""
+"""Sentences on who learned what, by the first words of how values travelled."""
 
 TOGETHER = "all parties, nothing pooled"
-"""The model of a run, among models of single parties."""
+"""Name of the run's model, among models of single parties."""
 
 WORDS = {
     "Party": "An organisation that takes part with its own data.",
@@ -111,13 +111,13 @@ def warnings_of(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def cut(text: object) -> str:
-    """Return a text, shortened if it is long."""
+    """Return text, shortened if it is long."""
     whole = str(text)
     return whole if len(whole) <= MOST_OF_TEXT else f"{whole[:MOST_OF_TEXT]}…"
 
 
 def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a run in a few sentences, the answer of its first result foremost."""
+    """Return a summary of a run, which starts with the answer of its first result."""
     first = next(iter(results.values()))
     ledger = first["ledger"]
     cost = (
@@ -132,7 +132,7 @@ def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _compared(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return how other models do: those of other results, and of parties alone."""
+    """Return how models of other results, and of single parties, compare."""
     first, *others = results
     for metric, what in COMPARED.items():
         models = {name: last(results[name]).get(metric, -1) for name in others}
@@ -175,26 +175,26 @@ def _who_learned(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     revealed = revealed.replace("this party's", "a party's")
     text = f"Beyond sums over all parties, the run revealed: {revealed}."
     if any(len(result["parties"]) == 2 for result in results.values()):
-        text += " With two parties, a sum reveals the other one's contribution."
+        text += " With two parties, a sum reveals the other party's contribution."
     return [readers, text]
 
 
 def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
-    """Return how a model compares with none; `unit` follows an error of numbers."""
+    """Return how a model compares with no model; `unit` follows a numeric error."""
     known = {k: v for k, v in metrics.items() if finite(v)}
     sentences = []
     rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"
     if "test_error" in known:
         right = f"the right class for {_share(1 - known['test_error'])}"
-        text = f"On {rows} held out the model names {right}"
+        text = f"On {rows} held out, the model names {right}"
         if "test_base_error" in known:
             base = _share(1 - known["test_base_error"])
-            text += f"; naming the most frequent class each time is right for {base}"
+            text += f"; always naming the most frequent class would be right for {base}"
         sentences.append(f"{text}.")
     if "test_auc" in known:
         sentences.append(
-            "It gives a positive row a higher score than a negative one in "
-            f"{_share(known['test_auc'])} of all pairs; guessing would in 50 %."
+            "It gives a positive row a higher score than a negative row in "
+            f"{_share(known['test_auc'])} of all pairs; guessing would do so in 50 %."
         )
     if "test_r2" in known:
         r2, loss = known["test_r2"], known.get("test_loss")
@@ -204,8 +204,8 @@ def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
             text = f"the typical error (root mean square) is {error}, and {text}"
             if r2 < 1:
                 base = _error(loss / (1 - r2), "test_loss")
-                text += f"; naming their mean each time, the error would be {base}"
-        sentences.append(f"On {rows} held out {text}.")
+                text += f"; if their mean were always named, the error would be {base}"
+        sentences.append(f"On {rows} held out, {text}.")
     if "explained" in known:
         sentences.append(
             f"The clusters explain {_share(known['explained'])} of the spread of the "
@@ -215,12 +215,12 @@ def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
 
 
 def _error(value: float, metric: str) -> str:
-    """Return an error for people: of a mean squared one the root."""
+    """Return an error as readers see it; of a mean squared error, the root."""
     return f"{math.sqrt(value):.3g}" if metric == "test_loss" else _share(value)
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the metrics of all results with what they mean, those explained first."""
+    """Return the metrics of all results with their meanings, explained ones first."""
     values = [last(result) for result in results.values()]
     explained: dict[str, Any] = {}
     for result in results.values():
@@ -244,19 +244,19 @@ def metrics_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any], Any]]:
     """Yield further tables of a result: their captions, headers and rows.
 
-    A result may have ``beside``: a metric of models from outside the run, by their
-    names, and a ``text`` about them.
+    A result may have ``beside``: the values of a metric for models from outside the
+    run, by model name, and a ``text`` about these models.
     """
     if beside := result.get("beside"):
         ((metric, others),) = ((k, v) for k, v in beside.items() if k != "text")
         title = result["explained"].get(metric, {}).get("title", metric)
         values = {TOGETHER: last(result)[metric]} | others
         rows = [(name, [amount(value, "number")]) for name, value in values.items()]
-        yield f"Beside each party alone. {beside['text']}", ("Model", title), rows
+        yield f"Compared with single parties. {beside['text']}", ("Model", title), rows
     if confusion := result.get("curves", {}).get("confusion"):
         numbers = range(1, len(confusion) + 1)
         caption = (
-            "Rows held out by their class (lines) and the class that the model names "
+            "Rows held out, by class (lines) and by the class that the model names "
             "(columns), in ascending order of the labels"
         )
         yield caption, ("Class", *numbers), list(zip(numbers, confusion, strict=True))
@@ -280,7 +280,7 @@ def _with_spread(value: Any, spread: Any, kind: str) -> str:
 
 
 def amount(value: Any, kind: str) -> str:
-    """Return a metric for people; ``inf`` and ``nan`` are unchanged."""
+    """Return a metric as readers see it; ``inf`` and ``nan`` are unchanged."""
     if not finite(value):
         return str(value)
     if kind == "share":
@@ -295,7 +295,7 @@ def _share(value: float) -> str:
 
 
 def costs_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the costs of all results with what they mean."""
+    """Return the costs of all results with their meanings."""
     rows = []
     for title, (key, text) in COSTS.items():
         show = size if "bytes" in key else duration if "sec" in key else "{:,}".format
@@ -307,9 +307,9 @@ def costs_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 def times_of(ledger: Mapping[str, Any], party: str) -> list[float]:
     """Return the seconds of a party in all steps: computing, sending, waiting.
 
-    The three add up to the time that the server waited. Sending is the network,
-    Flower's queues, and the start of a process. A party waits for the slowest one, and
-    while only others have requests.
+    The three add up to the time that the server waited. Sending covers the network,
+    Flower's queues and the start of a process. A party waits for the slowest party, and
+    while only other parties have requests.
     """
     entries = {e["action"]: e for e in ledger["entries"] if e["party"] == party}
     times = []
@@ -352,7 +352,7 @@ def _steps(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str], str]]:
 
 
 def _learned(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Return what was learned by whom; what the server sent comes last."""
+    """Return who learned what; values that the server sent come last."""
     groups: dict[str, list[Any]] = {}
     for row in sorted(rows, key=lambda row: row["how"] == BY_SERVER):
         groups.setdefault(f"{row['who'][:1].upper()}{row['who'][1:]}", []).append(row)

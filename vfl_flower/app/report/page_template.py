@@ -1,4 +1,4 @@
-"""The template of a report, and its style, in Python: a bundle has no other files."""
+"""The template and style of a report, in Python since a bundle has no other files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ footer { margin: 3rem auto 2rem; font-size: .85rem; }
   table.narrow caption { white-space: normal; }
   figure { overflow-x: auto; }
   figure:not(.square) svg { min-width: 30rem; }
-  /* What a number means stands below it, and not beside it outside of the screen. */
+  /* The meaning of a number stands below it: beside it, it would be off the screen. */
   .explained thead th.text { display: none; }
   .explained tr { display: flex; flex-wrap: wrap; gap: 0 1rem; padding: .45rem 0;
                   border-bottom: 1px solid var(--grid); }
@@ -214,7 +214,7 @@ caption="What each party held and sent, and how it spent its time") %}
 {% endfor %}
 {% endcall %}
 {% else %}
-<p>All settings of the strategy had their defaults.</p>
+<p>All settings of the strategy had their default values.</p>
 {% endif %}
 
 <h2 id="cost">What it cost, and where the time went</h2>
@@ -232,9 +232,9 @@ caption=caption) %}
 
 <h2 id="learned">Who learned what</h2>
 <p>Each step declares the values of its requests and replies, and a party's program \
-sends no others. These were sent in the run of <code>{{ name|cut }}</code>. Where a \
-step reveals more than sums, the last column has the kind that a party's consent must \
-permit.</p>
+sends no other values. The run of <code>{{ name|cut }}</code> sent the values below. \
+If a step reveals more than sums, the last column names the kind that a party's \
+consent must permit.</p>
 {% for who, rows in learned %}
 <h3>{{ who }}</h3>
 {% call table("Table of what was learned: " + who, "Step", (), \
@@ -255,15 +255,15 @@ permit.</p>
 <pre><code>{{ record.command }}</code></pre>
 {% endif %}
 {% if first.seed is none %}
-<p>Without a seed, each party drew at random in private: in another run the numbers \
-differ.</p>
+<p>Without a seed, each party drew random numbers in private, so another run gives \
+different numbers.</p>
 {% else %}
-<p>The seed was {{ first.seed }}: on the same data the run repeats \
+<p>The seed was {{ first.seed }}: with the same data, the run repeats \
 {% if first.repeats is false %}only nearly, since parties draw some secrets in \
 private{% else %}exactly{% endif %}.</p>
 {% endif %}
-<p>The folder of the run has the models, and in <code>result.json</code> all numbers \
-of this page, from which <code>vfl-flower report --rebuild</code> makes it again.</p>
+<p>The run's folder contains the models and <code>result.json</code>, which has all \
+numbers of this page: <code>vfl-flower report --rebuild</code> rebuilds the page.</p>
 
 <h2 id="words">Words on this page</h2>
 <dl>
@@ -273,8 +273,8 @@ of this page, from which <code>vfl-flower report --rebuild</code> makes it again
 </dl>
 </main>
 <footer><p>This page is one file that loads nothing and runs no script. \
-{% if first.beside %}But for models of parties alone, it{% else %}It{% endif %} has \
-only what the server learned in the run.</p></footer>
+{% if first.beside %}Apart from models of single parties, it{% else %}It{% endif %} \
+contains only what the server learned in the run.</p></footer>
 </body>
 </html>
 """

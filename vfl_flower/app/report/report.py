@@ -1,4 +1,4 @@
-"""The only writer of results: JSON, Markdown, models, the page and its figures."""
+"""The only module that writes results: JSON, Markdown, models, page and figures."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
 
 RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figures"
-"""In the folder of a run: its numbers, the text that the run prints, its page, and the
-folder of its figures. The last two follow from the first."""
+"""Names in the folder of a run: its numbers, the text that the run prints, its page and
+the folder of its figures. The last two are made from the first."""
 
 _TRACE = "round_trips", "bytes", "value"
-"""The numbers of a point of a trace."""
+"""The numbers at each point of a trace."""
 
 MOST_COUNTS = 40
-"""Most counts of a model in the result; the last one is the sum of the others."""
+"""Maximum number of a model's counts in the result; the rest are added up."""
 
 
 def write_report(
@@ -43,8 +43,8 @@ def write_report(
 ) -> str:
     """Write ``result.json``, ``report.md`` and the models; return the report as text.
 
-    `results` are named by their variant, such as the sampling, `settings` is the run
-    config, and `command` is what starts the run again.
+    `results` maps variants, such as the sampling, to results. `settings` is the run
+    config, and `command` starts the run again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record = record_of(results, settings, command)
@@ -75,7 +75,7 @@ def write_report(
 
 
 def markdown(text: str) -> str:
-    r"""Return a text that Markdown shows unchanged, in one line and one cell.
+    r"""Return text that Markdown shows unchanged, on one line and in one cell.
 
     >>> print(markdown("a|b <script>"))
     a\|b \<script\>
@@ -86,13 +86,13 @@ def markdown(text: str) -> str:
 def page_text(result: ProtocolResult) -> str:
     """Return the page of a result as text, and write nothing."""
     record = record_of({result.strategy.variant: result}, *of_python(result))
-    # JSON turns all keys into texts, as in a result that is read from its file.
+    # JSON turns all keys into text, as in a result that is read from its file.
     record = json.loads(json.dumps(record))
     return page_of(record, figures_of(record["results"]))
 
 
 def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
-    """Return a run config for a result of Python, and the call that repeats it."""
+    """Return a run config for a result of Python code, and the call that repeats it."""
     strategy = result.strategy
     settings = changed(strategy)
     given = ", ".join(f"{k}={v!r}" for k, v in settings.items() if k != "seed")
@@ -102,7 +102,7 @@ def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
 
 
 def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
-    """Return the settings that differ from their defaults; folders are left out."""
+    """Return the settings that differ from their defaults, without folders."""
     return {
         s.name: value if isinstance(value, bool | int | float | str) else str(value)
         for s in settings_of(type(strategy))
@@ -174,14 +174,14 @@ def _result(result: ProtocolResult, label: str) -> dict[str, Any]:
 
 
 def _first(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the largest counts, and the sum of the others."""
+    """Return the largest counts, and the sum of the rest."""
     ranked = sorted(counts.items(), key=lambda item: -item[1])
     largest, rest = dict(ranked[:MOST_COUNTS]), ranked[MOST_COUNTS:]
     return largest | ({f"{len(rest)} others": sum(n for _, n in rest)} if rest else {})
 
 
 def write_page(folder: Path) -> Path:
-    """Write a run's page and figures from its result; raise as :func:`read_result`."""
+    """Write a run's page and figures; raise ValueError like :func:`read_result`."""
     record = read_result(folder)
     figures = figures_of(record["results"])
     (folder / FIGURES).mkdir(exist_ok=True)
@@ -208,7 +208,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Return a value for JSON: as text if it is infinite or NaN, which JSON lacks."""
+    """Return a value for JSON; infinity and NaN, which JSON lacks, become text."""
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The report of a result, imported when it is called: a party's process has none."""
+"""The report of a result, imported only when called: a party's process needs none."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
     Parameters
     ----------
     result : ProtocolResult
-        Of :func:`~vfl_flower.simulation.simulate`, or of a strategy's ``start`` in your
-        own ServerApp.
+        The result of :func:`~vfl_flower.simulation.simulate`, or of a strategy's
+        ``start`` in your own ServerApp.
     folder : path
-        Gets ``report.html``, its figures, ``result.json``, ``report.md`` and the model.
+        Where to write ``report.html``, its figures, ``result.json``, ``report.md`` and
+        the model.
 
     Returns
     -------
     Path
-        The page; ``vfl-flower report FOLDER --rebuild`` makes it again.
+        Path of the page; ``vfl-flower report FOLDER --rebuild`` makes the page again.
 
     Raises
     ------
@@ -50,7 +51,7 @@ def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
 
 
 def framed(result: ProtocolResult) -> str:
-    """Return the page of a result in a frame of its own, for a notebook."""
+    """Return the page of a result in an HTML frame, for a notebook."""
     from vfl_flower.app.report.report import page_text
 
     return (

@@ -1,4 +1,4 @@
-"""Times and sizes as people read them."""
+"""Times and sizes in readable units."""
 
 from __future__ import annotations
 
