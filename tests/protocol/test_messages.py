@@ -154,7 +154,7 @@ def test_an_array_of_another_shape_than_its_record_says_is_noticed(shape):
     """The ledger counted 4.6e18 numbers for the last one."""
     sent = message()["arrays"]["x"]
     content = message_with(FlowerArray(sent.dtype, shape, sent.stype, sent.data))
-    with pytest.raises(CorruptMessage, match="'x' must have the shape that its record"):
+    with pytest.raises(CorruptMessage, match="'x' must have the shape stated in its"):
         unpack(bundle(travel(content)))
 
 

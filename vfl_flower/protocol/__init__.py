@@ -1,1 +1,1 @@
-"""Both ends of the wire: what every protocol shares, and no paper's own."""
+"""Code for both ends of the wire that all algorithms share."""

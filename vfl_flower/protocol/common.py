@@ -1,13 +1,14 @@
-"""The common inputs of a step: masks cancel only if all parties get the same.
+"""The common inputs of a step: masks cancel only if all parties get the same inputs.
 
-A server that could ask parties different things in one step could make the addends of
-all but one of them known in advance, and so read the remaining addend in the "sum".
-Therefore each party derives its masks from a digest of the inputs of the step, the
-seed, the model and the keys of all parties; the bytes that it seals are bound to it.
+If a server could send the parties different requests in one step, it could know the
+addends of all parties but one in advance, and so read the remaining addend from the
+"sum". Therefore each party derives its masks from a digest of the step's inputs, the
+seed, the model and the keys of all parties. The bytes that it seals are bound to this
+digest.
 
 For inputs that differ between parties (``OWN``), the server sends all parties a list of
-digests, which enters the masks; each party checks its place. A digest is salted, so
-that no party can guess the inputs of another one.
+digests, from which the masks are derived too; each party checks its own digest. A
+digest is salted, so that no party can guess another party's inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def has_own(fields: Fields) -> bool:
 
 
 def own_digest(fields: Fields, values: Mapping[str, Any], salt: bytes) -> bytes:
-    """Return the digest, 32 bytes, of the inputs (by flat names) of one party alone.
+    """Return the 32-byte digest of the inputs, by flat names, that only one party gets.
 
     The server and this party know the random `salt`.
     """
@@ -48,10 +49,10 @@ def common_digest(
     frame: Frame,
     public_keys: list[bytes],
 ) -> bytes:
-    """Return the digest, 32 bytes, of the inputs that all parties of a step must share.
+    """Return the 32-byte digest of the inputs that all parties of a step must share.
 
-    `values` are the inputs by flat names, and `digests` those of the arrays among them.
-    Raises PartyError if this party's inputs are not those announced to all parties.
+    `values` are the inputs by flat names, and `digests` the digests of the arrays among
+    them. Raises PartyError if this party's inputs do not have the announced digest.
     """
     sha = hashlib.sha256()
     run = frame.seed, frame.private_draws, frame.masking, frame.model, frame.columns
@@ -63,7 +64,7 @@ def common_digest(
         place = frame.index * DIGEST_BYTES
         if own_digest(fields, values, salt) != blocks[place : place + DIGEST_BYTES]:
             raise PartyError(
-                "'blocks' must hold the digest of this party's inputs in its place"
+                "'blocks' must hold the digest of this party's inputs at its index"
             )
         sha.update(blocks)
     for name, field, value in _declared(fields, values):
@@ -75,10 +76,10 @@ def common_digest(
 def _declared(
     fields: Fields, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, Field, Any]]:
-    """Yield the values that the server itself sends, in the order of the names.
+    """Yield the values that the server itself sends, in the order of their names.
 
-    A structure's values have the field of the whole. Sealed values are left out: a
-    message has their parts, ``name.0``, ``name.1``, ..
+    All values of a structure have the structure's field. Sealed values are left out,
+    since a message holds only their parts, ``name.0``, ``name.1``, ..
     """
     for name in sorted(values):
         field = declared_as(fields, name.partition(".")[0])

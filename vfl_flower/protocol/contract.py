@@ -1,27 +1,28 @@
 """What a message may hold: the types of a step's parameters and of its reply.
 
-A step declares them once, as the annotations of its function. The same declaration
-checks each request at the party and each reply at the server, and says how values
-travel. These annotations have a meaning in a message:
+A step declares these types once, as the annotations of its function. The same
+declaration checks each request at the party and each reply at the server, and states
+how values are sent. These annotations have a meaning in a message:
 
 ===============================  =====================================================
 ``bool``, ``int``, ``float``     a number; floats are finite
 ``str``, ``bytes``               text; ``Literal["a", "b"]`` one of these values
 ``list[str]``, ``list[int]``     a list of them
-``Annotated[int, Ge(1)]``        bounds of ``annotated_types``, so ``PositiveInt`` too
+``Annotated[int, Ge(1)]``        bounds from ``annotated_types``; also ``PositiveInt``
 ``Annotated[Array, Reals(..)]``  an array of finite real numbers, of a shape
 ``Annotated[Array, Whole(..)]``  an array of whole numbers in a range, of a shape; also
                                  with ``MinLen(1)``: of length 1 or more
-``dict[int, Array]``             arrays ``name_0``, ``name_1``, ..; annotated as each
-a frozen dataclass               its fields, as ``name.field``; in a request each may
-                                 be encrypted, or a sum that one party opens
+``dict[int, Array]``             arrays ``name_0``, ``name_1``, ..; annotated like one
+a frozen dataclass               its fields, as ``name.field``; each field of a request
+                                 may be encrypted, or a sum that one party opens
 ``T | None``, ``NotRequired``    may be left out
 ===============================  =====================================================
 
-A shape is a text with a word for each dimension: a number, ``*`` for any size, or a
-name. ``n_rows``, ``n_columns`` and ``n_parties`` are those of the party, and the whole
-numbers of a request are known by their names; any other name stands for one size in
-the whole request and its reply.
+A shape is a string with one word for each dimension: a number, ``*`` for any size, or a
+name. ``n_rows`` and ``n_columns`` are the party's numbers of rows and columns,
+``n_parties`` is the number of parties, and the name of a whole number in the request
+stands for this number. Any other name stands for one size throughout the request and
+its reply.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ MOST_DIGITS = 6
 
 
 class ContractError(ValueError):
-    """A value violates the contract of its step; the text never gives the value."""
+    """A value violates the contract of its step; the error never contains the value."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ Length = MinLen | MaxLen | Many
 
 @dataclass(frozen=True)
 class Leaves:
-    """How a value of a reply leaves the party; without it, in the clear.
+    """How a value of a reply leaves the party; without this mark, in the clear.
 
     A parameter with this mark must come encrypted from a party.
     """
@@ -108,43 +109,43 @@ class Leaves:
     """Minimum bound of the sum, or the name of a size. With a smaller bound, the number
     of clipped values would reveal how large single addends are."""
     named: bool = False
-    """Whether ``name_k`` is for party k alone, in a sum that does not travel."""
+    """Whether ``name_k`` is for party k alone, in a sum that is not relayed."""
 
 
 IN_SUM = Leaves("sum")
 """The server may learn the sum over all parties, and nothing else."""
 COUNTS = Leaves("sum", least="n_rows")
-"""The same for counts of rows."""
+"""Like :data:`IN_SUM`, for counts of rows."""
 SEALED = Leaves("sealed")
 """One party may learn the sum over all parties; the server learns nothing."""
 SEALED_FOR = Leaves("sealed", named=True)
 """Only the party whose number is in the name may learn the sum."""
 SECRET = Leaves("secret")
-"""For the other parties; the server passes it on and cannot read it."""
+"""A value for the other parties; the server passes it on and cannot read it."""
 NEXT = Leaves("next")
-"""For the next party of the ring; it accepts only bytes that the party before it sent
-in the previous round trip. The server passes them on and can neither read nor choose
-them."""
+"""Bytes for the next party of the ring, which accepts only bytes that the party before
+it sent in the previous round trip. The server passes them on and can neither read nor
+choose them."""
 PRIVATE = Leaves("private")
-"""Bytes for each party that gets any, itself included: ``name_k`` of a reply is for
-party k, and ``name_k`` of a request comes from party k. The server passes it on and can
-neither read it nor pass it off as that of another party. No two steps send such bytes
-under one name."""
+"""Bytes for some parties, possibly including the sender: ``name_k`` of a reply is for
+party k, and ``name_k`` of a request comes from party k. The server passes them on; it
+can neither read them nor pass them off as another party's bytes. No two steps send such
+bytes under the same name."""
 ENCRYPTED = (SECRET, NEXT, PRIVATE)
-"""How bytes that a party encrypts for others leave it."""
+"""How bytes that a party encrypts for parties leave it."""
 
 
 @dataclass(frozen=True)
 class Sending:
-    """How the server sends an input to the parties; without it, all get the same."""
+    """How the server sends an input to the parties; by default, all get the same."""
 
     how: Literal["own", "route"]
 
 
 OWN = Sending("own")
-"""An input that differs between parties: a party's block of a common array, say."""
+"""An input that differs between parties, for example a party's block of an array."""
 ROUTE = Sending("route")
-"""The arrays to send in this message: the choice changes no addend."""
+"""The arrays to send in this message; the choice changes no addend."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ Fields = Mapping[str, Field]
 
 
 def parse(annotation: Any) -> Field:
-    """Return the field that an annotation declares; raise TypeError without one."""
+    """Return the field that an annotation declares; raise TypeError if none."""
     metadata: list[Any] = []
     required = True
     bare = annotation
@@ -184,7 +185,7 @@ def parse(annotation: Any) -> Field:
             required = False
             bare = Union[tuple(a for a in arguments if a is not types.NoneType)]  # noqa: UP007
         elif hasattr(origin or bare, "__value__"):
-            bare = (origin or bare).__value__  # of a type statement, as NumPy's NDArray
+            bare = (origin or bare).__value__  # a type statement: NumPy's NDArray
         else:
             break
     leaves = next((m for m in metadata if isinstance(m, Leaves)), None)
@@ -216,7 +217,7 @@ def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, 
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Return whether a message can carry such a value and pydantic can check it."""
+    """Return whether messages can carry such values and pydantic can check them."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Annotated, list, Sequence):
         return _is_plain(arguments[0])
@@ -226,10 +227,10 @@ def _is_plain(annotation: Any) -> bool:
 
 
 def _fields_of(declaration: Any) -> Fields:
-    """Return the fields of a dataclass or TypedDict; raise TypeError for the rest."""
+    """Return the fields of a dataclass or TypedDict; raise TypeError for others."""
     hints = get_type_hints(declaration, include_extras=True)
     if is_typeddict(declaration):
-        needed = declaration.__required_keys__  # covers ``total=False`` alone
+        needed = declaration.__required_keys__  # covers only ``total=False``
         return {n: _with_default(parse(h), None, n in needed) for n, h in hints.items()}
     declared = {}
     for f in dataclasses.fields(declaration):
@@ -272,9 +273,9 @@ def structure(
 ) -> dict[str, Any]:
     """Return the values that flat values represent, each of its declared type.
 
-    Adds the sizes of the values to `sizes`; None: they never left the machine and are
-    not checked. Raises ContractError if a value is missing, undeclared, or not as
-    declared.
+    Adds the sizes of the values to `sizes`. If `sizes` is None, the values never left
+    the machine and are not checked. Raises ContractError if a value is missing,
+    undeclared, or not as declared.
     """
     left = dict(values)
     structured = {}
@@ -296,7 +297,7 @@ def _numbers_first(fields: Fields) -> list[tuple[str, Field]]:
 
 
 def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None) -> Any:
-    """Remove one of the remaining values and return it, or None."""
+    """Remove a value from the remaining values; return it, or None without it."""
     kind: Any = declared.kind
     if kind is dict:
         arrays = {number: left.pop(key) for number, key in family(name, left)}
@@ -348,7 +349,7 @@ def _values_of(value: Any) -> dict[str, Any]:
 def restore(
     kind: type[S], values: Mapping[str, Any], sizes: Sizes | None = None, what: str = ""
 ) -> S:
-    """Return the dataclass that :func:`flat` gave; errors begin with `what`."""
+    """Rebuild the dataclass that :func:`flat` flattened; errors begin with `what`."""
     try:
         return kind(**structure(fields_of(kind), values, sizes))
     except ContractError as error:
@@ -356,7 +357,7 @@ def restore(
 
 
 def _checked(name: str, declared: Field, value: object) -> Any:
-    """Return a value, not an array, as its declared type: a float for the int 1."""
+    """Return a value other than an array as its declared type: the int 1 as a float."""
     try:
         return adapter(declared.annotation).validate_python(value)
     except ValidationError:
@@ -365,7 +366,7 @@ def _checked(name: str, declared: Field, value: object) -> Any:
 
 
 def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> None:
-    """Raise unless a value is the declared array; record sizes from it."""
+    """Raise ContractError unless an array is as declared; record its sizes."""
     if not isinstance(array, np.ndarray):
         raise ContractError(f"{name!r} must be an array")
     rule = declared.array
@@ -387,7 +388,7 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
                 if count < max(least, len(array)):
                     raise ContractError(
                         f"{name!r} must hold at least {least} rows, each once, got "
-                        f"{len(array)}, of which {count} are distinct"
+                        f"{len(array)} rows, of which {count} are distinct"
                     )
     if not array.size:
         return
@@ -406,7 +407,7 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
 
 
 def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) -> None:
-    """Raise ContractError unless a shape is as declared; record sizes from it."""
+    """Raise ContractError unless a shape is as declared; record its sizes."""
     words = shape.split()
     fits = len(words) == len(actual)
     for word, size in zip(words, actual, strict=False):
@@ -421,7 +422,7 @@ def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) ->
 
 
 def learn_sizes(fields: Fields, values: Mapping[str, Any], sizes: Sizes) -> None:
-    """Add the sizes of the values of a request, except those sealed for a party.
+    """Record the sizes of a request's values, except values sealed for a party.
 
     Raises ContractError if two values disagree about a size.
     """
@@ -453,7 +454,7 @@ def declared_as(fields: Fields, name: str) -> Field | None:
 
 
 def leaves_of(fields: Fields, name: str) -> Leaves | None:
-    """Return how the value of a flat name leaves the party; None if in the clear."""
+    """Return how the value of a flat name leaves the party; None: in the clear."""
     declared = declared_as(fields, name)
     return None if declared is None else declared.leaves
 
@@ -472,7 +473,7 @@ class Contract:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Contract:
-        """Return what annotations declare; raise TypeError if one has no meaning."""
+        """Return the contract that annotations declare; raise TypeError without one."""
         hints = get_type_hints(function, include_extras=True)
         _, *parameters = inspect.signature(function).parameters.values()
         request = {}
@@ -487,7 +488,8 @@ class Contract:
 def _check_structures(contract: Contract) -> None:
     """Raise TypeError if a structure has fields that seals cannot distinguish.
 
-    A seal has only the stem of a field's name: the server could exchange two values.
+    A seal contains only the stem of a field's name, so the server could exchange two
+    values with the same stem.
     """
     inner = [name for f in contract.reply.values() for name in _sealed_fields(f)]
     sealed = [name for name, f in contract.request.items() if f.leaves is not None]

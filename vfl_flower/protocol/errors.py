@@ -14,8 +14,8 @@ log = logging.getLogger("vfl_flower")
 class PartyError(Exception):
     """A party refuses a step, with a sentence that is safe to send to the server.
 
-    Its text names the rule, the argument or a column, never a value of the data, a
-    path or a stack: it is the only exception whose text leaves the party.
+    The text names the rule, the argument or a column, but never a value of the data, a
+    path or a stack trace. No other exception's text leaves the party.
     """
 
 
@@ -30,7 +30,7 @@ def refusing(what: str = "") -> Iterator[None]:
 
 @contextmanager
 def refusing_files(what: str, path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of a file into a refusal; only the log names its path."""
+    """Turn an ``OSError`` about a file into a refusal; only the log names the path."""
     try:
         yield
     except OSError as error:
@@ -62,7 +62,7 @@ class PartyFailed(FederationError):
     party, action, reason : str
         Which party, in which step, and why.
     nodes : dict of int to str
-        Names of the nodes that failed, by Flower's numbers.
+        Names of the nodes that failed, by Flower's node ids.
 
     Examples
     --------
@@ -83,5 +83,5 @@ class PartyFailed(FederationError):
         self.nodes = dict(nodes or {})
 
     def __reduce__(self) -> tuple[type[PartyFailed], tuple[Any, ...]]:
-        """Pickle the error, so that it reaches other processes, such as a pool's."""
+        """Pickle the error, so that it reaches other processes, as in a pool."""
         return type(self), (self.party, self.action, self.reason, self.nodes)

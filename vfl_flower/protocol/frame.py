@@ -1,7 +1,8 @@
-"""The frame: what every message of a run contains besides the step's own values.
+"""The frame: the settings of every message of a run besides the step's own values.
 
 Both sides use these classes: the server packs a :class:`Frame` into each request, and a
-party parses it, so that a malformed frame is refused with a sentence before any step.
+party parses it. So the party refuses a malformed frame, with a one-sentence error,
+before it runs any step.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from vfl_flower.shapes import shapes_only
 
 Place = Annotated[int, Ge(0), Le(2**20)]
 
-STATE_KEY_BYTES = 32  # of the key of a session's state
+STATE_KEY_BYTES = 32  # bytes of the key of a session's state
 
 StateKey = Annotated[bytes, Len(STATE_KEY_BYTES, STATE_KEY_BYTES)]
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64  # bytes of a public key and of a signature
 
 MOST_CLIPPED = 2.0**40
-"""Bound of a party's count of clipped values, which leaves it in a sum."""
+"""Bound on a party's number of clipped values, which leaves the party in a sum."""
 
 DIGEST_BYTES = 32  # bytes of a digest of one party's inputs
 
@@ -36,28 +37,28 @@ DIGEST_BYTES = 32  # bytes of a digest of one party's inputs
 class SumRequest:
     """One sum that the server requests."""
 
-    sum: Natural  # its number, above that of any earlier sum of this name
+    sum: Natural  # its number, above all earlier numbers for this name
     bound: float  # on an addend
     group: str  # the group in which to add
     to: Place | None = None  # the party whose pad stays on the sum
     relay: Place | None = None
-    """The party to which this one sends its partial sum, encrypted."""
+    """The party to which this party sends its partial sum, encrypted."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class Greeting:
-    """What a party learns from the first message of a run."""
+    """Information for a party in the first message of a run."""
 
     session: Count  # the number of the run
     digest: bytes  # of the message
-    goes_on: bool = False  # the server resumes the session and has the first reply
+    goes_on: bool = False  # whether the server resumes, and has the first reply
 
 
 @shapes_only
 @dataclass(frozen=True)
 class RunFrame:
-    """What a party learns of its run from a later message."""
+    """Information for a party about its run in each later message."""
 
     session: Count  # the number of the run
     seed: Count  # of the run
@@ -65,12 +66,12 @@ class RunFrame:
     masking: Literal["ring", "plain"]
     round: Natural  # the number of this round trip
     previous: Count  # the number of the party's last round trip
-    parties: Annotated[int, Ge(1), Le(2**20)]  # their number
+    parties: Annotated[int, Ge(1), Le(2**20)]  # number of parties
     index: Place  # the party's place among them
     peers: bytes | None = None  # public keys of all parties; in the first message
-    credentials: bytes | None = None  # signed by parties, beside the keys
+    credentials: bytes | None = None  # signed by parties, with the keys
     signed: bytes | None = None
-    """All parties' signatures of the list of their keys; in the second message."""
+    """All parties' signatures on the list of their keys; in the second message."""
     model: str | None = None  # its id, if the run works with one
     columns: list[str] | None = None
     """Digests of the names of the columns in the common order of all parties; in the
@@ -78,19 +79,19 @@ class RunFrame:
     blocks: bytes | None = None
     """For each party, the digest of the inputs that differ between parties."""
     salt: bytes | None = None  # of the digest of this party's inputs
-    state_key: StateKey | None = None  # of the state that the party has on its disk
+    state_key: StateKey | None = None  # of the state on the party's disk
     digest: bytes = b""  # of the message and of the requested step
 
 
 @shapes_only
 @dataclass(frozen=True)
 class Frame(RunFrame):
-    """The frame of a message of a run, with its sums and hidden values."""
+    """The frame of a message of a run, with requested sums and hidden values."""
 
     sums: dict[str, SumRequest] = field(default_factory=dict)
-    """The sums of values of the reply that the server requests, by their names."""
+    """The sums that the server requests, by the names of the values in the reply."""
     sealed: dict[str, list[Seal]] = field(default_factory=dict)
-    """How to open values of the request, by their names; at least one seal each."""
+    """Seals by which to open values of the request, by name; at least one each."""
 
     def pack(self) -> dict[str, Any]:
         """Return the frame as settings of a message."""
@@ -105,7 +106,7 @@ class Frame(RunFrame):
 
     @classmethod
     def parse(cls, packed: Mapping[str, Any]) -> Frame:
-        """Return the frame of a message's settings, or raise ContractError."""
+        """Return the frame in a message's settings, or raise ContractError."""
         plain: dict[str, Any] = {}
         sums: dict[str, dict[str, Any]] = {}
         sealed: dict[str, list[Seal]] = {}
@@ -130,7 +131,7 @@ class Frame(RunFrame):
                 f"the place of a party must be below {frame.parties}, got {place}"
             )
         if frame.peers is not None and len(frame.peers) != KEY_BYTES * frame.parties:
-            raise ContractError("'peers' must hold a public key of each party")
+            raise ContractError("'peers' must hold each party's public key")
         return frame
 
 

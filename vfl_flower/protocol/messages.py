@@ -1,4 +1,4 @@
-"""Named arrays and settings to and from the content of a Flower message."""
+"""Conversion between named arrays and settings and the content of a Flower message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAME = "frame"
 RECORDS = {"arrays": ArrayRecord, "settings": ConfigRecord, FRAME: ConfigRecord}
 """Records of a message and their types."""
 
-BUNDLE = "bundle"  # record, and key in it, of a message sent as one record
+BUNDLE = "bundle"  # name of the record, and of its key, of a message sent as one record
 MOST_BUNDLED = 64 * 1024  # maximum bytes of arrays in a message sent as one record
 
 # Error codes of replies.
@@ -38,7 +38,7 @@ class CorruptMessage(ValueError):
 def pack(values: Values, frame: Values | None = None) -> RecordDict:
     """Turn named arrays and settings into the content of one message.
 
-    A SHA-256 of all of it reveals damage on the way.
+    A SHA-256 hash of the whole content reveals damage in transit.
     """
     content = to_records(values)
     address(content, frame or {}, digest_of_values(content))
@@ -48,7 +48,7 @@ def pack(values: Values, frame: Values | None = None) -> RecordDict:
 def to_records(values: Values) -> RecordDict:
     """Return the content of a message before :func:`address` completes its frame."""
     arrays, settings = ArrayRecord(), ConfigRecord()
-    # One by one: a record that is made of a dictionary copies each of its arrays.
+    # One by one: a record made from a dictionary copies each of its arrays.
     for name, value in values.items():
         if isinstance(value, np.ndarray):
             arrays[name] = serialisation.encode(np.asarray(value, order="C"))
@@ -65,10 +65,10 @@ def address(content: RecordDict, frame: Values, values: bytes) -> None:
 
 
 def bundle(content: RecordDict) -> RecordDict:
-    """Return the content to send: a small message as one record, a large one unchanged.
+    """Return the content to send: small messages as one record, large ones unchanged.
 
-    Flower sends each record and array by separate calls, which cost a SuperLink more
-    than the bytes of a small message.
+    Flower sends each record and array in separate calls, which cost a SuperLink more
+    than the bytes of a small message do.
     """
     if bytes_of_arrays(content) > MOST_BUNDLED:
         return content
@@ -84,7 +84,7 @@ def unbundle(content: RecordDict) -> RecordDict:
         return content
     try:
         return serialisation.records_from_bytes(bundled[BUNDLE])
-    except Exception:  # Protocol Buffers and Flower raise many kinds
+    except Exception:  # Protocol Buffers and Flower raise many kinds of errors
         raise CorruptMessage("the message cannot be read") from None
 
 
@@ -111,10 +111,10 @@ def unpack_whole(
         try:
             values[name] = serialisation.decode(array)
             fits = values[name].shape == tuple(array.shape)
-        except Exception:  # NumPy raises many kinds on bytes that are not an array
+        except Exception:  # NumPy raises many kinds of errors if it is no array
             raise CorruptMessage(f"{name!r} is not a NumPy array") from None
         if not fits:  # the ledger counts numbers by this shape
-            raise CorruptMessage(f"{name!r} must have the shape that its record gives")
+            raise CorruptMessage(f"{name!r} must have the shape stated in its record")
     return values, frame, arrays
 
 
@@ -144,14 +144,14 @@ def _digest(frame: Mapping[str, Any], values: bytes) -> bytes:
 
 
 def _records(content: RecordDict) -> Mapping[str, Any]:
-    """Return the records themselves: Flower's views by kind copy all of them."""
+    """Return the records without a copy: Flower's views by kind copy all of them."""
     return content
 
 
 def n_bytes(content: RecordDict) -> int:
-    """Return the bytes of a message as Flower serialises it.
+    """Return the number of bytes of a message as Flower serialises it.
 
-    Array bytes are computed from lengths: serialising copies the arrays three times.
+    The size of an array is computed, since serialising copies the array three times.
     """
     total = 0
     for name, record in _records(content).items():
@@ -177,7 +177,7 @@ def _field(size: int) -> int:
 
 
 def bytes_of_arrays(content: RecordDict) -> int:
-    """Return the bytes of a message's arrays, without serialising it."""
+    """Return the number of bytes of a message's arrays, without serialising them."""
     return sum(len(array.data) for array in _records(content)["arrays"].values())
 
 

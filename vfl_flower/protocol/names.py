@@ -1,7 +1,7 @@
-"""Names and other external texts, made safe for a log or a terminal.
+"""Names and other external text, made safe for a log or a terminal.
 
-A line break in a text forges a line of a log, and an escape code can hide one. So names
-are printable by contract, and the package's log escapes all other texts.
+A line break in a text can forge a line of a log, and an escape code can hide a line. So
+names are printable by contract, and the package's log escapes all other text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Name = Annotated[str, MaxLen(MOST_OF_NAME), Predicate(str.isprintable)]
 """The name of a party in a message; "" if it has none."""
 
 MOST_OF_TEXT = 200
-"""Maximum length of a column's name or another short text of a message."""
+"""Maximum length of a column name or another short text in a message."""
 
 Text = Annotated[str, MaxLen(MOST_OF_TEXT), Predicate(str.isprintable)]
 """A short text in a message."""
 
 
 def is_name(name: object) -> bool:
-    """Return whether a party may have a name."""
+    """Return whether a value is allowed as a party's name."""
     text = name if isinstance(name, str) else ""
     return 0 < len(text) <= MOST_OF_NAME and text.isprintable()
 
@@ -55,7 +55,7 @@ def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
 
 
 def printable(text: object) -> str:
-    r"""Return a text in one line without control characters.
+    r"""Return text as one line without control characters.
 
     >>> printable("one\nline")
     'one\\nline'
@@ -64,7 +64,7 @@ def printable(text: object) -> str:
 
 
 def escape_record(record: logging.LogRecord) -> bool:
-    """Escape the text of a record; indent a stack, so that it forges no line."""
+    """Escape the text of a record; indent a stack trace, so that it forges no line."""
     record.msg, record.args = printable(record.getMessage()), ()
     if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
         stack = "".join(traceback.format_exception(*record.exc_info))

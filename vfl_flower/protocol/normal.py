@@ -1,4 +1,4 @@
-"""Texts, ids and numbers in one form, independent of the program that wrote them."""
+"""Text, ids and numbers in a form independent of the program that wrote them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NO_IDS = ("", "nan", "na", "n/a", "<na>", "nat", "none", "null")
 """Texts, in lower case, that programs write for a missing id."""
 
 LEAST_SIZE, MOST_SIZE = 1e-150, 1e140
-"""Bounds on the largest absolute value of a column: sums of its squares are neither 0
-nor infinite."""
+"""Bounds on the largest absolute value of a column: within them, sums of squares are
+neither 0 nor infinite."""
 
 
 def plain_number(value: Any) -> Any:
@@ -23,12 +23,12 @@ def plain_number(value: Any) -> Any:
 
 
 def normal_text(value: object) -> str:
-    """Return a text in the common form: NFKC, without blanks at its ends."""
+    """Return text in Unicode normal form NFKC, stripped of surrounding white space."""
     return unicodedata.normalize("NFKC", str(value)).strip()
 
 
 def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
-    """Return ids as a row order compares them, and why they are invalid, or ""."""
+    """Return ids as they are compared, and why they are invalid, or ""."""
     values = values.tolist() if isinstance(values, np.ndarray) else list(values)
     texts = [normal_text(value) for value in values]
     if missing := sum(text.casefold() in NO_IDS for text in texts):
@@ -57,6 +57,6 @@ def size_fault(largest: Any) -> str:
     if ((largest > 0) & (largest < LEAST_SIZE)).any():
         return (
             f"must not have only values below {LEAST_SIZE:g}: their squares are too "
-            "small: scale them"
+            "small; scale them"
         )
     return ""

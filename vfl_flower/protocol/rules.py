@@ -1,4 +1,4 @@
-"""The rule of a declared value in words, for errors, help and documentation."""
+"""The rules for declared values in words, for errors, help and documentation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "text"}
 
 @cache
 def adapter(annotation: Any) -> TypeAdapter[Any]:
-    """Return the checker of values for an annotation."""
+    """Return the pydantic adapter that checks values against an annotation."""
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
     return TypeAdapter(annotation, config=config)
 
 
 def describe(annotation: Any) -> str:
-    """Return a phrase that completes "the value must be ..", from its annotation.
+    """Describe an annotation by a phrase that completes "the value must be ..".
 
     >>> describe(Annotated[float, Gt(0)] | Literal["median"])
     "a number above 0 or 'median'"
@@ -87,6 +87,6 @@ def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
 
 
 def number_text(bound: Any) -> str:
-    """Return a bound as text: large powers of two as such."""
+    """Return a bound as text, with large powers of two written as powers."""
     power = isinstance(bound, int) and bound > 2**16 and bound.bit_count() == 1
     return f"2^{bound.bit_length() - 1}" if power else str(bound)

@@ -24,9 +24,9 @@ class Seal:
     action: str  # the step that made it
     name: str  # its name in the step's reply
     round: int  # the round trip of that step
-    sender: int = 0  # the place of the party; of a pad 0
-    group: str = "-"  # the group of the sum; of a secret "-"
-    bound: float | None = None  # of an addend; of a secret None
+    sender: int = 0  # the place of the party; 0 for a pad
+    group: str = "-"  # the group of the sum; "-" for a secret
+    bound: float | None = None  # of an addend; None for a secret
 
     def pack(self) -> str:
         """Return the seal as text, as a message carries it."""
@@ -52,7 +52,7 @@ class Seal:
         return seal
 
     def is_of(self, name: str) -> bool:
-        """Return whether it belongs to a name: `angles` to `x.angles_2`, say."""
+        """Return whether the seal is for a name, as `angles` is for `x.angles_2`."""
         return stem(self.name) == stem(name.rpartition(".")[2])
 
 
@@ -62,8 +62,8 @@ class Sealed:
     """A value that the server passes on and cannot open."""
 
     to: int  # the party that can open it
-    parts: tuple[Array, ...]  # they add up to the value when they are opened
-    seals: tuple[Seal, ...]  # the facts that the party needs to open each
+    parts: tuple[Array, ...]  # once opened, they add up to the value
+    seals: tuple[Seal, ...]  # the facts that the party needs to open each part
 
     def __add__(self, other: Sealed) -> Sealed:
         """Return the sum of two values for the same party."""

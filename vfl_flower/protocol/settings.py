@@ -1,7 +1,7 @@
 """Settings of a strategy: declared once, as typed fields with a docstring each.
 
-A strategy is a dataclass of its settings. From their declaration come its constructor,
-its checks, its keys in the run config, and the help of commands and documentation:
+A strategy is a dataclass of its settings. Its constructor, its checks, its keys in the
+run config, the help of commands and the documentation all follow from the declaration:
 
 >>> @settings
 ... class Example:
@@ -59,7 +59,7 @@ Fraction = Annotated[float, Ge(0), Lt(1)]  # a share from 0 to below 1
 
 
 class InOutputDir(str):
-    """Name of the folder in ``output-dir`` for which an empty run config key stands."""
+    """Name of a folder in ``output-dir``; an empty value in the run config means it."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Setting:
     default: Any  # ``...`` if it has none
     rule: str  # the rule for its value: "a number above 0 or 'median'"
     choices: tuple[str, ...]  # the only words allowed, if any
-    kinds: tuple[type, ...]  # its types in a run config, of bool, int, float and str
+    kinds: tuple[type, ...]  # its types in a run config: bool, int, float or str
     in_run_config: bool | int | float | str | None
-    """The default in the run config; None: it has no key there."""
+    """The default in the run config; None: the setting has no key there."""
     folder: str  # the folder in ``output-dir`` that an empty value means, if any
     strategy: type
 
@@ -89,7 +89,7 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """Its text, after its choices if the text does not quote them all."""
+        """Its text, preceded by its choices if the text does not quote them all."""
         if len(self.choices) < 2 or all(f'"{c}"' in self.text for c in self.choices):
             return self.text
         return f"{', '.join(self.choices)}. {self.text}"
@@ -97,10 +97,10 @@ class Setting:
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
 def settings(cls: type[T]) -> type[T]:
-    """Make a class the dataclass of its settings, each declared with a docstring.
+    """Turn a class into a dataclass of settings, each declared with a docstring.
 
     The constructor raises ``ValueError`` with one sentence that names the argument, the
-    rule and the value, and ``TypeError`` for an argument that it does not have.
+    rule and the value, and ``TypeError`` for an unknown argument.
     Errors of ``__post_init__`` are raised unchanged.
     """
     made: Any = dataclass(eq=False)(cls)
@@ -120,7 +120,7 @@ def settings(cls: type[T]) -> type[T]:
 
 
 def _checked(strategy: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of the constructor as the types that their settings declare."""
+    """Return the constructor's arguments, converted to their settings' types."""
     checked = {}
     for name, given in arguments.items():
         hint, value = _hints(strategy)[name], plain_number(given)
@@ -179,7 +179,7 @@ def values_of(strategy: Any) -> dict[str, Any]:
 
 
 def check_unused(strategy: Any, names: Sequence[str], where: str) -> None:
-    """Raise ValueError if settings `names` that `where` ignores were changed."""
+    """Raise ValueError if a setting in `names`, which `where` ignores, was changed."""
     defaults = {s.name: s.default for s in settings_of(strategy.__class__)}
     for name in names:
         if (value := getattr(strategy, name)) != defaults[name]:
@@ -188,7 +188,7 @@ def check_unused(strategy: Any, names: Sequence[str], where: str) -> None:
 
 
 def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
-    """Return the words of an annotation, and the types that a run config can have."""
+    """Return the words in an annotation, and its types that a run config supports."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _kinds(arguments[0])
@@ -202,13 +202,13 @@ def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
 
 
 class Documented:
-    """A docstring with settings at the end of its parameters, made when it is read."""
+    """A docstring that ends its parameters with settings, built when it is read."""
 
     def __init__(self, text: str, strategy: type, without: Iterable[str] = ()) -> None:
         self.text, self.strategy, self.without = text, strategy, {*without}
 
     def __get__(self, instance: object, owner: type) -> str:
-        """Return the docstring of the class that has this one."""
+        """Return the docstring of the class that this one belongs to."""
         parameters = []
         for setting in settings_of(self.strategy):
             if setting.name in self.without:

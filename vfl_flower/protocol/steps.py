@@ -1,8 +1,9 @@
-"""Steps: a party's answers, declared once and requested by function.
+"""Steps: functions that parties run on request, each declared once.
 
-A step is a plain function on a party. Its annotations are its contract
-(:mod:`vfl_flower.protocol.contract`), its action has the name of an algorithm, which
-its module declares, and its own, and a strategy asks for it by the function:
+A step is a plain function of a party. Its annotations are its contract
+(:mod:`vfl_flower.protocol.contract`). Its action consists of the name of an algorithm,
+which its module declares, and the name of the function. A strategy requests the step by
+the function:
 
 >>> from typing import Annotated, TypedDict
 >>> from vfl_flower.party.party import Party
@@ -15,8 +16,8 @@ its module declares, and its own, and a strategy asks for it by the function:
 ... def column_total(party: Party, column: int) -> Total:
 ...     return {"total": party.X[:, column].sum(keepdims=True)}
 
-``parties.ask(column_total.summing(total=100.0), column=2)`` asks all parties. In that
-call mypy reports a parameter that the step does not have, or one of the wrong type.
+``parties.ask(column_total.summing(total=100.0), column=2)`` asks all parties. In such a
+call mypy reports unknown parameters and parameters of the wrong type.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ class Sum:
     """A sum over the parties that the server requests."""
 
     bound: float = 1.0
-    """The largest absolute value of a party's entries, rounded up to a power of two: it
-    sets the resolution of the fixed point. It has no meaning on the circle."""
+    """A bound on the absolute values of a party's entries, rounded up to a power of
+    two. It sets the resolution of the fixed-point numbers, and has no effect in the
+    groups of the circle."""
     group: str = ""
-    """The group in which to add; default: that of the run."""
+    """The group in which to add; by default the group of the run."""
     to: int | None = None
     """The only party that may open the sum; None: the server."""
 
@@ -64,7 +66,7 @@ class Sum:
 @shapes_only
 @dataclass(frozen=True)
 class Each:
-    """A value for each party; None: that party gets none."""
+    """A value for each party; None for a party that gets no value."""
 
     values: tuple[Any, ...]
 
@@ -79,17 +81,17 @@ def each(values: Sequence[T | None]) -> T:
 
 
 def each_of(parties: Sized, values: Mapping[int, T]) -> T:
-    """Give only the parties at these places a value for one parameter."""
+    """Give a value for one parameter only to the parties at these places."""
     return each([values.get(j) for j in range(len(parties))])
 
 
 def opened(sealed: Sealed) -> Array:
-    """Give a party a value that only it can open, as the array that its step gets."""
+    """Give a party a value that only it can open; its step gets the opened array."""
     return cast(Array, sealed)
 
 
 class Question(Generic[P, R]):
-    """A step, and the requested sums: one for each array that it sends under masks."""
+    """A step and the requested sums, one for each array that it sends under masks."""
 
     def __init__(self, step: Step[P, R], sums: Mapping[str, Sum]) -> None:
         self.step, self.sums = step, sums
@@ -98,8 +100,8 @@ class Question(Generic[P, R]):
 class Step(Question[P, R]):
     """A function that a party runs when the server asks for it; see :func:`step_of`.
 
-    Messages call it `action`, and the local models that it makes or reads belong to
-    `algorithm`. The declarations below set `reveals`, `once`, `rows` and `why`.
+    Messages refer to it as `action`, and the local models that it stores or reads
+    belong to `algorithm`. The decorators below set `reveals`, `once`, `rows` and `why`.
     """
 
     def __init__(
@@ -122,14 +124,14 @@ class Step(Question[P, R]):
         return f"<step {self.action}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the step by its place: Ray sends a ClientApp to its actors."""
+        """Pickle the module and action only: Ray sends a ClientApp to its actors."""
         return _step_of, (self.function.__module__, self.action)
 
     def summing(self, **sums: float | Sum) -> Question[P, R]:
-        """Request the step with these sums over its replies.
+        """Request the step together with these sums over its replies.
 
-        Each is, by the name in the reply, a :class:`Sum`, or only its bound on the
-        absolute value of a party's entries.
+        Each argument has the name of a value in the reply. It is a :class:`Sum`, or
+        only the bound on the absolute values of a party's entries.
         """
         wanted = {n: s if isinstance(s, Sum) else Sum(s) for n, s in sums.items()}
         return Question(self, wanted)
@@ -148,28 +150,29 @@ def _step_of(module: str, action: str) -> Step[..., Any]:
 
 @dataclass(frozen=True)
 class Reveals:
-    """What leaves a party by a step beyond sums and the numbers that it declares."""
+    """A kind of value that a step reveals, beyond sums and the numbers it declares."""
 
     kind: Kind
     """One of the kinds that a party's consent names."""
     when: str = ""
-    """A parameter of the step, or a field of one: it is so only if that is given, true
-    or above 0; after "not ", only if it is not. "": always."""
+    """A parameter of the step, or a field of a parameter. The step reveals the kind
+    only if the parameter is given, true or above 0; after "not ", only if it is not.
+    "": the step always reveals the kind."""
     times: str = ""
-    """A parameter of the step: how often it leaves. "": once."""
+    """A parameter of the step that says how often the kind leaves. "": once."""
     optional: bool = False
-    """Whether, once its limit is reached, the step continues without it, as if the
-    parameter `when` were false."""
+    """Whether the step, once the limit is reached, continues without this kind, as if
+    the parameter `when` were false."""
     counted: bool = True
-    """Whether it counts against limits; False: another step counts it."""
+    """Whether this step counts it against limits; False: another step does."""
 
     def __call__(self, function: F) -> F:
-        """Add this to what a function reveals; below ``@step``, for each kind."""
+        """Add this kind to those that a function reveals; use it below ``@step``."""
         vars(function)["reveals"] = (self, *getattr(function, "reveals", ()))
         return function
 
     def applies(self, values: Mapping[str, Any]) -> bool:
-        """Return whether a request with these values reveals it."""
+        """Return whether a request with these values reveals this kind."""
         if not self.when:
             return True
         name, *fields = self.when.removeprefix("not ").split(".")
@@ -179,22 +182,22 @@ class Reveals:
 
 
 reveals = Reveals
-"""How a step declares what it reveals."""
+"""The decorator by which a step declares a kind that it reveals."""
 
 SumRows = Literal["session", "request", "earlier", "party", "none"]
-"""The rows that a step adds up, and so who chooses them: see :func:`sums_over`."""
+"""The rows that a step adds up, and so who chooses the rows; see :func:`sums_over`."""
 
 
 def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
-    """Declare the rows that a step adds up; below ``@step``.
+    """Declare the rows that a step adds up; use this below ``@step``.
 
-    rows: ``"session"``, as without this declaration: all rows of the session, which the
-        party's guard checks before the step. ``"request"``: rows that follow from the
+    rows: ``"session"``, the default: all rows of the session, which the party's guard
+        checks before the step. ``"request"``: rows that follow from the
         request, such as numbers, a seed or a share; the step calls
         :meth:`~vfl_flower.party.party.Party.sum_over`. ``"earlier"``: rows that an
         earlier step of the session has checked in this way. ``"party"``: groups that
         the party forms by a rule of the step. ``"none"``: it adds up no rows.
-    why: what hides a single row instead of the guard.
+    why: the reason why single rows stay hidden without the guard.
     """
 
     def declare(function: F) -> F:
@@ -205,7 +208,7 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
 
 
 def once(function: F) -> F:
-    """Declare that a party answers a step only once in a session; below ``@step``."""
+    """Declare that a party answers a step once per session at most; below ``@step``."""
     vars(function)["once"] = True
     return function
 
@@ -213,15 +216,15 @@ def once(function: F) -> F:
 Steps = tuple[Step[..., Any], ...]
 
 STEPS: dict[str, Step[..., Any]] = {}
-"""All steps that were declared, by their action."""
+"""All declared steps, by action."""
 
 
 def step_of(algorithm: str) -> Callable[[Function[P, R]], Step[P, R]]:
     """Return the decorator that declares plain functions as steps of an algorithm.
 
     A step takes a party and the parameters of the request, and returns a typed dict;
-    :mod:`vfl_flower.protocol.contract` says how to annotate them. Its action is
-    ``<algorithm>_<function>``, in whichever module it is. The decorator raises
+    :mod:`vfl_flower.protocol.contract` explains how to annotate them. The action is
+    ``<algorithm>_<function>``, regardless of the module. The decorator raises
     ValueError if another step has that action.
     """
 

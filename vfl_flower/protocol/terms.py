@@ -1,4 +1,4 @@
-"""What a run needs of the parties, and the kinds of values that may leave them."""
+"""The needs of a run, and the kinds of values that may leave the parties."""
 
 from __future__ import annotations
 
@@ -39,41 +39,44 @@ KINDS: dict[Kind, str] = {
 }
 """The kinds in words."""
 
-LEAST_ROWS = 20  # minimum number of rows over which one number reveals little of each
-SERVER = "server"  # the server, among the dealers of a ``consent.toml``
-LEAST_PARTIES = 3  # minimum parties of a sum, unless the party consents to two
+LEAST_ROWS = 20  # minimum rows behind a number that reveals little of each row
+SERVER = "server"  # means the server in the list of dealers in a ``consent.toml``
+LEAST_PARTIES = 3  # minimum number of parties in a sum, without consent to two
 
 
 @dataclass(frozen=True)
 class Computing:
-    """Dealer, and who computes with the label holder: any two of three read rows."""
+    """The dealer, and the party that computes with the label holder.
+
+    Any two of these three can together read rows.
+    """
 
     dealer: Name = SERVER  # of correlated randomness: "server" or a party
-    computes: Name | None = None  # None: the first of those without labels
+    computes: Name | None = None  # None: the first party without labels
 
 
 OF_TWO = (
-    "With two parties, the dealer and one party can together compute the other's "
-    "columns: neither party may operate the dealer (the server), a third organisation "
-    "must"
+    "With two parties, the dealer and one party can together compute the other "
+    "party's columns: neither party may operate the dealer (the server); a third "
+    "organisation must do so"
 )
 """The warning for two computing parties."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run needs of the parties: declared by a strategy, compared with consents.
+    """The needs of a run, declared by a strategy and compared with parties' consents.
 
-    A server may lie here: a party enforces its rules at each step.
+    A server may declare them falsely, so a party enforces its rules at each step.
     """
 
     needs: Sequence[Kind] = ()  # kinds that must leave the parties beyond sums
     wants: Sequence[Kind] = ()
-    """Further kinds that may leave them; the run does less without these."""
+    """Further kinds that may leave the parties; without them the run does less."""
     less: Text = ""  # a sentence that suggests a setting that reveals less, if any
-    computing: Computing | None = None  # who computes products under shares
+    computing: Computing | None = None  # who computes products on secret shares
     seeded: bool = False  # whether the run has a seed, as ``hello`` reports it
-    parties: Natural = 2  # the minimum; in ``hello`` their number
+    parties: Natural = 2  # the minimum number; in ``hello`` the actual number
 
 
 def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
