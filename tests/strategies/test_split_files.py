@@ -175,7 +175,7 @@ def test_levels_that_differ_are_refused_and_not_shown(folder):
     """The first has f and m, and the others have m alone."""
     text = error_of(loaded(folder, levels=""))
     assert text.startswith("text columns must have the same levels at all parties: ")
-    assert "those of 'sex', 'region' differ between '0' and '1': " in text
+    assert "levels of 'sex', 'region' differ between '0' and '1'; " in text
     assert "m" not in text.split()
 
 

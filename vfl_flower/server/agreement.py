@@ -1,4 +1,4 @@
-"""Whether parties that hold different rows have the same columns, by name and type."""
+"""Checks that parties with different rows have the same columns, by name and kind."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vfl_flower.protocol.errors import FederationError
 OTHER_PLACES = 1000
 """Maximum number of columns that a party excludes from a file without a header."""
 
-SHOWN = 5  # names of columns that an error lists
+SHOWN = 5  # maximum number of column names that an error lists
 
 
 def how_matched(names: Sequence[str], statements: Sequence[Declared]) -> str:
-    """Say how columns match; a file without a header has the names x0, x1, ..."""
+    """Say how columns were matched; without a header the names are x0, x1, ..."""
     most = max(len(said["columns"]) for said in statements) + OTHER_PLACES
     places = {column_digest(f"x{place}") for place in range(most)}
     pairs = zip(names, statements, strict=True)
@@ -30,12 +30,13 @@ def how_matched(names: Sequence[str], statements: Sequence[Declared]) -> str:
 def agree(
     names: Sequence[str], statements: Sequence[Declared], wanted: Sequence[str] = ()
 ) -> list[str] | None:
-    """Return the order of columns that all parties must take; None if they have it.
+    """Return the column order that all parties must use; None if all use it already.
 
     The order is `wanted`, the order of a trained model, or by default the first party's
     order. A party without column names is assumed to have the same columns in this
-    order. Raises FederationError if columns differ in name, kind or levels; the error
-    names the parties, and the columns by a name that a party has sent or by position.
+    order. Raises FederationError if columns differ in name, kind or levels. The error
+    names the parties, and refers to columns by a name that a party has sent or by
+    position.
     """
     named: list[tuple[str, Declared, dict[str, ColumnKind]]] = []
     shown: dict[str, str] = {}
@@ -71,7 +72,7 @@ def agree(
             )
         if differing := [column for column in kinds if held[column] != kinds[column]]:
             kind, wanted_kind = held[differing[0]], kinds[differing[0]]
-            # A party whose rows have "f" alone reads it as "false", and so a number.
+            # A party whose only value is "f" reads it as "false", and so as a number.
             hint = ": set 'levels' for it" if "text" in (kind, wanted_kind) else ""
             raise FederationError(
                 "a column must be of the same kind at all parties: "
@@ -81,16 +82,16 @@ def agree(
         if said["levels_digest"] != before["levels_digest"]:
             texts = [column for column in kinds if kinds[column] == "text"]
             raise FederationError(
-                "text columns must have the same levels at all parties: those of "
+                "text columns must have the same levels at all parties: levels of "
                 f"{listed(first, before, texts)} differ between {first!r} and "
-                f"{name!r}: list the same levels in a file and set 'levels' to it in "
+                f"{name!r}; list the same levels in a file and set 'levels' to it in "
                 f"each node config{_counted(shown)}"
             )
     order = list(wanted) or before["columns"]
     if set(order) != kinds.keys():
         raise FederationError(
             f"the data must have the {len(order)} training columns: {first!r} has "
-            f"{len(kinds)} columns, or differently named ones"
+            f"{len(kinds)} columns, or columns with different names"
         )
     alike = all(said["columns"] == order for _, said, _ in named)
     return None if alike else order
@@ -101,6 +102,6 @@ def _counted(shown: Mapping[str, str]) -> str:
     if shown:
         return ""
     return (
-        " (column 0 is the first of a party's data, without ids and labels; "
+        " (column 0 is the first column besides a party's ids and labels; "
         "'column-names = true' in each consent.toml shows names instead)"
     )

@@ -1,8 +1,8 @@
 """The progress of a run on the server's disk, from which a killed run can resume.
 
 A protocol depends only on the draws of the server and on the replies of the parties. On
-resume it is executed again from its start: the checkpoint repeats the draws, and
-replays the stored round trips. Strategies need no code for it.
+resume it is executed again from the start: the checkpoint repeats the draws, and
+replays the stored round trips. Strategies need no code for this.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ _TABLES = (
 
 
 class Checkpoint:
-    """The draws of the server, and the round trips of a run in their order.
+    """The draws of the server, and the round trips of a run, in order.
 
     Without a path nothing is stored, and the operating system draws. `settings` are
-    JSON and must be the same when the run resumes; `held` counts the stored round
-    trips. Raises FederationError if the file is unusable, in use by another process, or
-    of a run with different settings or a different version of the package.
+    JSON values, and must be the same when the run resumes; `held` is the number of
+    stored round trips. Raises FederationError if the file is unusable, is in use by
+    another process, or belongs to a run with different settings or a different version
+    of the package.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Checkpoint:
         with self._errors():
             make_private(path)
             self._db = sqlite3.connect(path, timeout=1.0)
-            # Until the process ends nobody else continues the run.
+            # No other process can continue the run until this process ends.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA synchronous = EXTRA")
             self._db.execute("BEGIN EXCLUSIVE")
@@ -96,7 +97,7 @@ class Checkpoint:
 
     @functools.cached_property
     def seed(self) -> int:
-        """The seed of a run without one: all its strategies hold out the same rows."""
+        """Seed for a run without a seed, so that its strategies hold out equal rows."""
         return self.number()
 
     @property
@@ -105,7 +106,7 @@ class Checkpoint:
         return self.held - self._place
 
     def nodes(self) -> list[int]:
-        """Return the ids of the nodes of the next stored round trip; [] without one."""
+        """Return the node ids of the next stored round trip; [] if there is none."""
         if self._db is None or not self.ahead:
             return []
         (nodes,) = self._entry("nodes")
@@ -123,9 +124,9 @@ class Checkpoint:
         asked, known, seconds = self._entry("action, digest, seconds")
         if known != digest:  # the digest covers the action
             raise FederationError(
-                f"the run cannot resume: round trip {self._place + 1} was a request of "
-                f"{asked!r}, and is now a different request, of {action!r}: a setting, "
-                "a library version or a file of the server has changed"
+                f"the run cannot resume: round trip {self._place + 1} requested "
+                f"{asked!r}, and the new request, of {action!r}, differs: a setting, a "
+                "library version or a file of the server has changed"
             )
         place, self._place = self._place, self._place + 1
         return seconds, self._replies(place)
@@ -155,7 +156,7 @@ class Checkpoint:
     def commit(
         self, action: str, digest: bytes, seconds: float, nodes: Sequence[int]
     ) -> None:
-        """Store the round trip on the disk, after all replies were added."""
+        """Store the round trip on disk, after all replies have been added."""
         if self._db is None:
             return
         entry = self._place, action, digest, seconds, json.dumps(list(nodes))
@@ -172,7 +173,7 @@ class Checkpoint:
             self._db.rollback()
 
     def end(self) -> None:
-        """Close the file and leave it unchanged: another process may continue."""
+        """Close the file and leave it unchanged: another process may continue it."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -186,7 +187,7 @@ class Checkpoint:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn an error of the file into a FederationError of one sentence."""
+        """Turn a file error into a one-sentence FederationError."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:

@@ -24,14 +24,14 @@ from vfl_flower.shapes import shapes_only
 
 log = logging.getLogger("vfl_flower")
 
-RETRIES = 2  # of a message that failed on its way, not in its step
+RETRIES = 2  # maximum repeats of a message that failed in transit, not in its step
 
 # Flower's error codes for messages that no step has refused (flwr.common.constant.
 # ErrorCode: message, reply or node unavailable, app crashed), and our own for damage.
 NODE_UNAVAILABLE = 5
 _TRANSIENT = frozenset({3, 4, NODE_UNAVAILABLE, 8, messages.DAMAGED})
 
-MOST_OF_REASON = 500  # most characters of a party's reason
+MOST_OF_REASON = 500  # maximum number of characters in a party's reason
 
 ABSENCE = 40.0
 """Seconds that a round trip waits for a node that is not connected. A SuperNode that
@@ -63,12 +63,12 @@ class Opened(NamedTuple):
     """A reply that arrived undamaged."""
 
     values: dict[str, Any]  # of the step, by flat names
-    clipped: bytes | None  # a number under a mask, if the party sends into sums
-    signed: bytes | None  # of the list of the parties' keys, in the first step
+    clipped: bytes | None  # a masked number, if the party contributes to sums
+    signed: bytes | None  # signature on the list of keys, in the first step
 
 
 def _reason(error: Error) -> str:
-    """Return why a node failed, in a line: a party may send any text."""
+    """Return why a node failed, as one line, since a party may send any text."""
     reason = printable(" ".join((error.reason or "").split())[:MOST_OF_REASON])
     return reason or f"Flower's error code {error.code}"
 
@@ -78,17 +78,17 @@ def _failure(action: str, nodes: Names, reason: str) -> PartyFailed:
 
 
 class Exchange:
-    """Sends messages and waits for one reply each, polling often at first.
+    """Sends messages and waits for one reply to each, polling often at first.
 
-    Flower's own ``send_and_receive`` looks for replies every 3 s. If Flower says that a
-    message, its reply or its node was lost, or if the message arrived damaged, it is
-    sent again: a step that is requested twice returns the same reply. Silence is no
-    reason to ask again: the party may be busy, and a second process for the same step
-    would delay the next step.
+    Flower's own ``send_and_receive`` looks for replies every 3 s. If Flower reports
+    that a message, its reply or its node was lost, or if the message arrived damaged,
+    it is sent again: a step that is requested twice returns the same reply. A missing
+    reply is no reason to ask again, since the party may be busy, and a second process
+    for the same step would delay the next step.
 
     If a SuperNode is killed after it has announced a reply, Flower's grid waits three
-    minutes for the rest of it. Therefore a thread fetches each reply, and a delayed one
-    is ignored if its node is not connected.
+    minutes for the rest of it. Therefore a thread fetches each reply, and a delayed
+    reply is ignored if its node is not connected.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Exchange:
         self.grid, self.ledger, self.timeout = grid, ledger or Ledger(), timeout
         self.checkpoint = checkpoint or Checkpoint()
         self._refused: set[tuple[str, int]] = set()
-        # Messages of round trips that have failed, whose replies nobody has read.
+        # Messages of failed round trips, whose replies nobody has read.
         self._unread: dict[str, tuple[str, int]] = {}
         # Replies that the grid is still fetching, by the numbers of the messages.
         self._held: dict[str, Future[list[Message]]] = {}
@@ -115,9 +115,9 @@ class Exchange:
     ) -> list[Opened]:
         """Send each node one message; return exactly one reply from each, in order.
 
-        The `checkpoint` replaces the usual one. Raises PartyFailed if a node refused,
-        failed too often, was silent or disconnected, and FederationError if the
-        checkpoint holds a different round trip in this place.
+        If given, `checkpoint` replaces the usual one. Raises PartyFailed if a node
+        refused, failed too often, was silent or disconnected, and FederationError if
+        the checkpoint holds a different round trip in this place.
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))
@@ -128,7 +128,7 @@ class Exchange:
                 self.ledger.entry(action, names[node]).seconds_answered += seconds
                 replies.append(self._read(action, names[node], reply))
             self.ledger.round_trip(action, seconds)
-            # The same reply was read when it came.
+            # This reply was read when it arrived.
             return [reply for reply in replies if not isinstance(reply, Error)]
         start = time.monotonic()
         try:
@@ -207,9 +207,9 @@ class Exchange:
             poll = min(poll * POLL_GROWTH, LAST_POLL)
 
     def refused(self, action: str, node: int) -> bool:
-        """Return whether a node has refused a step, the only time it was asked.
+        """Return whether a node refused a step that was requested only once.
 
-        A round trip ends with the first party that fails; others may have refused too.
+        A round trip ends when one party fails; other parties may have refused too.
         """
         self._note(self._pull(list(self._unread)))
         return (action, node) in self._refused
@@ -231,7 +231,7 @@ class Exchange:
         def work() -> None:
             try:
                 call.set_result(list(self.grid.pull_messages([number])))
-            except BaseException as error:  # for the thread that waits
+            except BaseException as error:  # raised in the waiting thread
                 call.set_exception(error)
 
         if getattr(self.grid, "in_process", False):  # replies are there at once
@@ -241,7 +241,7 @@ class Exchange:
         return call
 
     def _note(self, arrived: Iterable[Message]) -> None:
-        """Note which of these replies, to failed round trips, are refusals."""
+        """Record which of these replies, from failed round trips, are refusals."""
         for message in arrived:
             asked = self._unread.pop(message.metadata.reply_to_message_id, None)
             if asked and message.has_error() and message.error.code == messages.REFUSED:
@@ -259,8 +259,8 @@ class Exchange:
             sent = self._count(action, names[node], contents[node])
             message = Message(sent, node, kind, ttl=life, group_id=action)
             begun = time.monotonic()
-            # One at a time: for a message that is not taken some grids give None and
-            # some give nothing, so that its place in the answer would be unknown.
+            # One at a time: for a message that is not accepted, some grids return None
+            # and some return nothing, so its place in the answer would be unknown.
             number = next(iter(self.grid.push_messages([message])), None)
             if number is None:
                 reason = "the SuperLink did not accept the message"

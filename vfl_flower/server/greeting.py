@@ -27,7 +27,7 @@ log = logging.getLogger("vfl_flower")
 
 _ALIGN = (
     "; if the files hold different rows, or the same rows in a different order, run "
-    "the strategy align first, and set alignment to the name of its order"
+    "the strategy align first, and set alignment to the name of that order"
 )
 """Advice in errors about different rows."""
 
@@ -49,7 +49,7 @@ class Greeter:
         """Greet `n_parties` nodes; 0: all connected nodes.
 
         `source` says where the number comes from. Raises FederationError if the parties
-        cannot be put in order, refuse the run or run a different version, and
+        cannot be put in order, refuse the run or use a different version, and
         PartyFailed if a party fails or sends a malformed reply.
         """
         held = self._checkpoint.nodes()
@@ -78,7 +78,7 @@ class Greeter:
                 raise PartyFailed(name, hello.action, reason, {node: name}) from None
         largest = max(replies, key=lambda node: replies[node]["n_parties"])
         announced = replies[largest]["n_parties"]
-        if announced > len(nodes):  # the others are still to connect
+        if announced > len(nodes):  # the other parties have yet to connect
             name = replies[largest]["name"] or unnamed[largest]
             self.greet(announced, f" according to {name!r}")
             return
@@ -95,7 +95,8 @@ class Greeter:
     def find_again(self) -> dict[str, int]:
         """Return the nodes of the parties greeted by an earlier process, by name.
 
-        Raises FederationError if different parties are connected or one has changed.
+        Raises FederationError if different parties are connected or a party has
+        changed.
         """
         log.info("the run continues after %d round trips", self._checkpoint.held)
         nodes = self._wait_for_nodes(len(self.names), " as at its start")
@@ -160,8 +161,8 @@ class Greeter:
         for node in rest:
             if digests[node] != digests[first]:
                 raise FederationError(
-                    "all parties must hold the same row ids in the same order: those "
-                    f"of {names[node]!r} differ from those of {names[first]!r}{_ALIGN}"
+                    "all parties must hold the same row ids in the same order: the ids "
+                    f"of {names[node]!r} and {names[first]!r} differ{_ALIGN}"
                 )
 
     def _ask(
@@ -169,7 +170,7 @@ class Greeter:
     ) -> dict[int, dict[str, Any]]:
         """Send ``hello`` to some nodes, and return the values of their replies."""
         contents = dict.fromkeys(nodes, self.message(len(nodes), goes_on))
-        past = Checkpoint() if goes_on else None  # holds no greeting
+        past = Checkpoint() if goes_on else None  # stores no greeting
         replies = self._exchange(hello.action, contents, names, past)
         return {node: reply.values for node, reply in zip(nodes, replies, strict=True)}
 
@@ -202,7 +203,7 @@ class Greeter:
         if len(nodes) > n_parties > 0:
             raise FederationError(
                 f"the run is for {n_parties} parties{source}, but {len(nodes)} are "
-                "connected (a stopped SuperNode counts for a minute or two)"
+                "connected (a stopped SuperNode is still counted for a minute or two)"
             )
         return nodes
 
@@ -235,7 +236,7 @@ class Greeter:
 
 
 def from_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
-    """Return a dataclass with the values of a reply that it declares."""
+    """Return a dataclass filled with the values of a reply that it declares."""
     names = {field.name for field in fields(cast(Any, kind))}
     return kind(**{name: value for name, value in reply.items() if name in names})
 
@@ -266,7 +267,7 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
 
 
 def _named(failure: PartyFailed) -> PartyFailed:
-    """Return a failure in ``hello`` under the name that its reason gives the party."""
+    """Return a failure in ``hello`` under the party's name, if its reason has one."""
     match = re.search(r"\bparty '([^']+)'", failure.reason)
     if match is None or not is_name(match[1]):
         away = failure.reason.startswith(("not connected", "no reply"))
@@ -279,6 +280,6 @@ def _named(failure: PartyFailed) -> PartyFailed:
 
 
 def _name_of(reply: Mapping[str, Any]) -> str:
-    """Return the name that a party gives, if a log or an error can show it, or ""."""
+    """Return the name that a party sent, if a log or an error can show it, or ""."""
     name = reply.get("name")
     return str(name) if is_name(name) else ""

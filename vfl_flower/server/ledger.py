@@ -44,7 +44,7 @@ class Ledger:
     """Costs of one run.
 
     ``round_trips``, ``messages``, ``bytes_up``, ``bytes_down``, ``units``,
-    ``seconds_waited`` and ``seconds_computed`` are totals; ``entries`` has them by
+    ``seconds_waited`` and ``seconds_computed`` are totals; ``entries`` lists them by
     action and party.
 
     Attributes
@@ -52,10 +52,10 @@ class Ledger:
     entries : dict
         One :class:`Entry` for each (action, party), in the order of the first message.
     waits : dict
-        For each action the seconds that the server waited in each round trip.
+        For each action, the seconds that the server waited in each round trip.
     clips : dict
-        For each action how many values all parties together clipped to the bound of a
-        fixed-point sum, unless the server asked again with a wider bound.
+        For each action, the total number of values that the parties clipped to the
+        bound of a fixed-point sum, without requests repeated with a wider bound.
     seen : dict
         One :class:`Seen` for each action except ``hello``.
     watch : callable or None
@@ -84,7 +84,7 @@ class Ledger:
         return self.entries.setdefault((action, party), Entry(action, party))
 
     def rename(self, names: dict[str, str]) -> None:
-        """Rename parties as in their first replies, in the order of `names`."""
+        """Give parties the names in their first replies, in the order of `names`."""
         place = {party: order for order, party in enumerate(names, start=1)}
         before = sorted(self.entries.values(), key=lambda e: place.get(e.party, 0))
         self.entries = {}
@@ -118,22 +118,22 @@ class Ledger:
 
     @property
     def messages(self) -> int:
-        """Messages sent by the server."""
+        """Number of messages sent by the server."""
         return int(self._sum("messages"))
 
     @property
     def bytes_up(self) -> int:
-        """Bytes that the parties sent."""
+        """Number of bytes that the parties sent."""
         return int(self._sum("bytes_up"))
 
     @property
     def bytes_down(self) -> int:
-        """Bytes that the server sent."""
+        """Number of bytes that the server sent."""
         return int(self._sum("bytes_down"))
 
     @property
     def units(self) -> int:
-        """Scalars in both directions, to compare with a paper's column."""
+        """Number of scalars sent in both directions, for comparison with a paper."""
         return int(self._sum("units_up") + self._sum("units_down"))
 
     @property
@@ -148,7 +148,7 @@ class Ledger:
 
     @property
     def seconds_computed(self) -> float:
-        """Seconds that the parties computed, in total."""
+        """Seconds that all parties together spent computing."""
         return float(self._sum("seconds_computed"))
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,6 +166,6 @@ class Ledger:
         rows = [[f.name.replace("_", " ") for f in fields(Entry)]]
         rows += [[format(v, formats[type(v)]) for v in values] for values in entries]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        # Texts to the left, numbers to the right.
+        # Text is left-aligned, and numbers are right-aligned.
         line = "  ".join(f"{{:{'<>'[i > 1]}{width}}}" for i, width in enumerate(widths))
         return "\n".join(line.format(*row).rstrip() for row in rows)

@@ -45,20 +45,20 @@ Request = Mapping[str, Any]
 
 
 class Parties(Sequence[PartyInfo]):
-    """The parties of one run, in order of their index; sends all requests to them.
+    """The parties of one run, in index order; sends all requests to them.
 
     The constructor makes the first round trip, ``hello``; the keys of all parties are
     sent with the next message. Without a `seed` the parties draw from their operating
-    systems. If `n_parties` is 0, all connected parties take part, at least
-    ``terms.parties``. The parties load their local models of `model`, whose columns
-    have the order `columns` (by default the first party's order). If `steps` are given,
-    no other step may be requested.
+    systems. If `n_parties` is 0, all connected parties take part, and there must be at
+    least ``terms.parties``. The parties load their local models of `model`, whose
+    columns have the order `columns` (by default the first party's order). If `steps`
+    are given, no other step may be requested.
 
-    `session` is the random number of this session, 63 bits: the id of the model it
-    trains. If parties hold rows, `columns` has digests of the names of their columns in
-    the common order (empty without names), `column_kinds` and `column_widths` say what
-    each column of a file holds and how many columns of X it becomes, and `gaps` whether
-    a party has missing values.
+    `session` is the random 63-bit number of this session, and the id of the model that
+    it trains. If the parties hold different rows, `columns` has the digests of their
+    column names in the common order (empty without names), `column_kinds` and
+    `column_widths` say what each column of a file holds and how many columns of X it
+    becomes, and `gaps` says whether a party has missing values.
 
     Raises FederationError for fewer than two parties or for incompatible parties,
     and PartyFailed if a party cannot load its data or does not answer in time.
@@ -108,7 +108,7 @@ class Parties(Sequence[PartyInfo]):
         if any(signing):
             credentials = [from_reply(Credential, reply) for reply in replies]
             self._credentials = pack_credentials(credentials)
-        self._signed: dict[int, bytes] = {}  # by parties, below the list of keys
+        self._signed: dict[int, bytes] = {}  # signatures on the list of keys, by party
         self._unproven = set(range(len(self))) if any(signing) else set()
         self._last = [0] * len(self)  # round in which each party was last asked
         if not all(signing):
@@ -118,7 +118,7 @@ class Parties(Sequence[PartyInfo]):
     def _agree_on_columns(
         self, names: Sequence[str], replies: Sequence[Declared]
     ) -> str:
-        """Store the columns of parties that hold rows; return how columns match."""
+        """Store the columns of parties with different rows; say how columns match."""
         self._columns = agree(names, replies, self.columns)
         self.gaps = any(reply["gaps"] for reply in replies)
         named = next((reply for reply in replies if reply["columns"]), replies[0])
@@ -149,7 +149,7 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows, n: of each party, or with split rows of all together."""
+        """Number of rows, n: per party or, with split rows, of all parties together."""
         if self._partition == "horizontal":
             return sum(info.n_rows for info in self)
         return self[0].n_rows
@@ -164,7 +164,7 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def label_holder(self) -> int:
-        """Index of the only label holder; FederationError unless there is one."""
+        """Index of the label holder; raises FederationError unless there is one."""
         holders = [info for info in self if info.n_labels]
         if len(holders) != 1:
             names = ", ".join(info.name for info in holders)
@@ -192,7 +192,7 @@ class Parties(Sequence[PartyInfo]):
     def refuse_two(self, what: str, allowed: bool) -> None:
         """Raise ``FederationError`` for two parties if `what` reveals sums to parties.
 
-        If two are `allowed` (``allow_two_parties``), log a warning instead.
+        If two parties are `allowed` (``allow_two_parties``), log a warning instead.
         """
         if len(self) > 2:
             return
@@ -212,7 +212,7 @@ class Parties(Sequence[PartyInfo]):
         self._exchange.timeout = min(self._exchange.timeout, seconds)
 
     def leave_checkpoint(self) -> None:
-        """Store no later round trip in the checkpoint."""
+        """Stop storing round trips in the checkpoint."""
         self._exchange.checkpoint = Checkpoint()
 
     def refused(self, j: int, step: Step[..., Any]) -> bool:
@@ -222,9 +222,9 @@ class Parties(Sequence[PartyInfo]):
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Request a step of all parties in one round trip; return the replies and sums.
+        """Request a step from all parties in one round trip; return replies and sums.
 
-        :meth:`Step.summing` requests the sums of arrays under masks, and
+        :meth:`Step.summing` requests sums of masked arrays, and
         :func:`~vfl_flower.protocol.steps.each` sends each party its own value of a
         parameter. Raises PartyFailed if a party refused, failed, sent a value that its
         step does not declare, or did not reply in time.
@@ -248,7 +248,7 @@ class Parties(Sequence[PartyInfo]):
     def ask_exactly(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Ask with guessed bounds, and again with wider ones if a value is clipped."""
+        """Ask with guessed bounds, and with wider bounds if a value is clipped."""
         _check_named(args)
         sums, step = dict(question.sums), question.step
         while (replies := self._ask(step, sums, values)).clipped:
@@ -337,14 +337,14 @@ class Parties(Sequence[PartyInfo]):
     def _requests(
         self, step: Step[..., Any], values: Request, bound: bool
     ) -> list[dict[str, Any]]:
-        """Return the values to each party; raise ValueError if common values differ."""
+        """Return each party's values; raise ValueError if common values differ."""
         fields = step.contract.request
         for name in values.keys() & fields.keys() if bound else ():
             common = fields[name].sending is None and fields[name].leaves is None
             if common and isinstance(values[name], Each):
                 raise ValueError(
                     f"{name} must be the same for all parties of {step.action}: "
-                    "otherwise masks do not cancel, nor do sealed bytes open"
+                    "otherwise masks do not cancel and sealed bytes do not open"
                 )
         return [self._values_for(j, values) for j in range(len(self))]
 
@@ -373,7 +373,7 @@ class Parties(Sequence[PartyInfo]):
     def _secrets(
         self, step: Step[..., Any], replies: Mapping[int, Reply[Any]]
     ) -> dict[str, list[Any]]:
-        """Return the encrypted values for other parties, a list over the recipients."""
+        """Return the encrypted values for other parties, as lists by recipient."""
         secrets: dict[str, list[Any]] = {}
         for sender, reply in replies.items():
             for name, parts in reply.secrets.items():
@@ -402,12 +402,12 @@ class Parties(Sequence[PartyInfo]):
         *args: P.args,
         **values: P.kwargs,
     ) -> dict[str, Sealed]:
-        """Let sums travel from party to party, encrypted, to the root of each tree.
+        """Relay encrypted sums from party to party, to the root of each tree.
 
         One hop along all trees is one round trip. The root sends its own addend to
         itself. The step's parameter ``send`` gets the names of the arrays that a party
-        must send. Raises ValueError if a tree lacks a party, so that the masks of the
-        other parties do not cancel, and PartyFailed as :meth:`ask` does.
+        must send. Raises ValueError if a tree lacks a party, since the masks of the
+        other parties would not cancel, and PartyFailed as :meth:`ask` does.
         """
         _check_named(args)
         step, number = question.step, self._round + 1
@@ -415,8 +415,8 @@ class Parties(Sequence[PartyInfo]):
         for name, (_, tree) in sums.items():
             if self._group(asked[name]).protects and len(tree.leaves) < len(self):
                 raise ValueError(
-                    f"the tree of {name!r} must have all {len(self)} parties, because "
-                    f"masks cancel only over all, got {len(tree.leaves)}"
+                    f"the tree of {name!r} must have all {len(self)} parties, or "
+                    f"else the masks do not cancel, got {len(tree.leaves)}"
                 )
         inputs = self._requests(step, values, bound=True)
         blocks = self._blocks(step, inputs)

@@ -41,13 +41,13 @@ class Replies(Sequence[R]):
     values: list[R]  # what each party sent in the clear, as its step declares it
     failure: Callable[[int, str], PartyFailed] = field(repr=False)
     """Returns the error that says what is wrong with a party's reply."""
-    sums: Arrays = field(default_factory=dict)  # of what was sent under masks
+    sums: Arrays = field(default_factory=dict)  # of the values sent under masks
     sealed: dict[str, Sealed] = field(default_factory=dict)
     """Sums over the parties that only one party can open."""
     secrets: dict[str, list[Any]] = field(default_factory=dict)
-    """What each party has for all others, encrypted for each: an argument of
-    :func:`~vfl_flower.protocol.steps.each`. The sender's place has None."""
-    clipped: int = 0  # values, to the bound of their sum
+    """Values from each party for every other party, encrypted for the recipient: lists
+    for :func:`~vfl_flower.protocol.steps.each`, with None at the sender's place."""
+    clipped: int = 0  # number of values clipped to the bound of their sum
 
     @overload
     def __getitem__(self, index: int) -> R: ...
@@ -72,7 +72,7 @@ class Replies(Sequence[R]):
 @shapes_only
 @dataclass(frozen=True)
 class Reply(Generic[R]):
-    """The reply of one party: in the clear, under masks, and for other parties."""
+    """One party's values: in the clear, under masks, and encrypted for parties."""
 
     values: R
     hidden: Arrays
@@ -90,7 +90,8 @@ def checked(
 ) -> Reply[R]:
     """Return the reply of one of `count` parties, if it is as its step declares.
 
-    `sums` are the sums that the server requested. Raises ContractError.
+    `sums` are the sums that the server requested. Raises ContractError if the reply is
+    not as declared.
     """
     fields, reply = step.contract.reply, arrived.values
     hidden = {name: reply.pop(name, None) for name in sums}

@@ -1,4 +1,4 @@
-"""A Flower strategy whose rounds are a protocol, written from top to bottom."""
+"""A Flower strategy that runs a protocol, written from top to bottom."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ProtocolResult(Result):
     ledger : Ledger
         Round trips, bytes, scalars and seconds of the whole run.
     evaluation : Ledger
-        The costs in `ledger` that only evaluated the model.
+        Costs of the steps that only evaluate the model; `ledger` includes them.
     seed : int or None
         The given seed, with which the run can be repeated.
     strategy : ProtocolStrategy
@@ -112,7 +112,7 @@ class Run:
     warnings: list[str] = field(default_factory=list)
 
     def rng(self, stream: str) -> np.random.Generator:
-        """Return the server's generator of one named stream."""
+        """Return the server's random generator for one named stream."""
         entropy = [self.seed, zlib.crc32(b"server"), zlib.crc32(stream.encode())]
         return np.random.default_rng(np.random.SeedSequence(entropy))
 
@@ -153,11 +153,12 @@ class Watch(Protocol):
 
 @settings
 class ProtocolStrategy(Strategy):
-    """Base of the package's strategies, for use wherever Flower takes a strategy.
+    """Base class of the package's strategies, for use wherever Flower takes a strategy.
 
-    A subclass declares its settings (:mod:`vfl_flower.protocol.settings`) and writes
-    :meth:`protocol`; its locals are the state, one call to ``parties`` is one round
-    trip, and the four hooks of a round-based strategy are not used.
+    A subclass declares its settings (:mod:`vfl_flower.protocol.settings`) and
+    implements :meth:`protocol`. The local variables of this method are the state, and
+    each call to ``parties`` is one round trip. The four hooks of a round-based strategy
+    are not used.
 
     Examples
     --------
@@ -166,7 +167,7 @@ class ProtocolStrategy(Strategy):
     >>> from vfl_flower.simulation import InProcessGrid
     >>> ids = np.arange(30)
     >>> parties = [vf.Party(np.zeros((25, 1)), ids=ids[j : j + 25]) for j in (0, 5)]
-    >>> grid = InProcessGrid(parties)  # in a ServerApp, Flower's
+    >>> grid = InProcessGrid(parties)  # in a ServerApp: Flower's grid
     >>> vf.Alignment("rows").start(grid).model.n_common_
     20
     """
@@ -175,11 +176,12 @@ class ProtocolStrategy(Strategy):
     masking: Literal["ring", "plain"] = "ring"
     """How sums over parties are hidden; parties refuse "plain" outside tests."""
     n_parties: Count = 0
-    """How many parties to wait for; 0: those that are connected, at least two."""
+    """Number of parties to wait for; 0: all that are connected, at least two."""
     seed: Seed | None = None
-    """Seed of all draws, with which the run repeats. The server and the other parties
-    know it, so the rows that a party draws tell more of its scores. Without one the
-    parties draw from their operating systems. Keys and masks never depend on it."""
+    """Seed of all draws; the same seed repeats the run. The server and the other
+    parties know it, so the rows that a party draws reveal more about its scores.
+    Without a seed the parties draw from their operating systems. Keys and masks never
+    depend on it."""
 
     task: ClassVar[str] = "train"  # name of its task in the run config
     model_class: ClassVar[type[Model]]  # class of the model that it trains or uses
@@ -187,10 +189,10 @@ class ProtocolStrategy(Strategy):
     """What differs between parties: the columns ("vertical") or the rows ("horizontal")
     that each holds, or anything ("either")."""
     encodes: ClassVar[bool] = True
-    """Whether a party may use all of its rows to make its columns: the levels of a text
-    column, the mean for a missing value."""
+    """Whether a party may use all of its rows to encode its columns: to list the levels
+    of a text column, or to replace a missing value with the mean."""
     fills: ClassVar[bool] = False
-    """Whether it fills missing values with means over all parties that hold rows."""
+    """Whether it fills missing values with means over all parties (with split rows)."""
     resumable: ClassVar[bool] = True
     """Whether a killed run can resume; otherwise the next run completes it."""
     steps: ClassVar[Steps] = ()
@@ -200,12 +202,12 @@ class ProtocolStrategy(Strategy):
     labelled: ClassVar[bool] = False  # whether it learns from labels
     numeric: ClassVar[bool] = False  # whether labels must always be numbers
     question: ClassVar[str] = ""
-    """The title of its report; "{label}" stands for the name of the label's column."""
+    """The title of its report; "{label}" stands for the name of the label column."""
     explained: ClassVar[Mapping[str, Metric]] = {}  # what its metrics mean, by name
     _watch: ClassVar[Watch | None] = None
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
+        """Raise ``ValueError`` if settings do not fit together."""
         least, count = self.least_parties, self.n_parties
         if 0 < count < least:
             raise ValueError(f"n_parties must be 0 or at least {least}, got {count}")
@@ -231,15 +233,15 @@ class ProtocolStrategy(Strategy):
         Parameters
         ----------
         grid : Grid
-            Flower's grid, by which the parties are reached.
+            Flower's grid, through which the server reaches the parties.
         initial_arrays, num_rounds, train_config, evaluate_config : None
             A protocol has its own start, rounds and settings; anything but None (or an
-            empty record) raises.
+            empty record) raises ValueError.
         timeout : float
             Seconds that one round trip may take, and that parties may take to connect.
         evaluate_fn : callable, optional
-            Called with (iteration, arrays) for iteration 0 and each recorded one; make
-            the model of `arrays` with ``strategy.model_class.from_arrays``.
+            Called with (iteration, arrays) for iteration 0 and each recorded iteration;
+            ``strategy.model_class.from_arrays`` makes a model of `arrays`.
         checkpoint : Checkpoint, optional
             Stores the progress of the run, so that it can resume if it is killed.
 
@@ -253,7 +255,7 @@ class ProtocolStrategy(Strategy):
         FederationError
             The parties are incompatible.
         PartyFailed
-            A party failed; the run ends, and its values are not replaced.
+            A party failed; the run ends, and the party's values are not replaced.
         ValueError
             An argument that a protocol cannot honour, a timeout <= 0, or a setting that
             was changed to an invalid value.
@@ -342,7 +344,7 @@ class ProtocolStrategy(Strategy):
         return self.replace()
 
     def check(self) -> None:
-        """Raise, before any message, if the strategy cannot run."""
+        """Raise an error, before any message is sent, if the strategy cannot run."""
 
     @property
     def least_parties(self) -> int:
@@ -369,7 +371,7 @@ class ProtocolStrategy(Strategy):
 
     @property
     def terms(self) -> Terms:
-        """What a run with these settings requests of the parties, besides sums."""
+        """What a run with these settings requests from the parties, besides sums."""
         return Terms()
 
     @property
@@ -379,12 +381,12 @@ class ProtocolStrategy(Strategy):
 
     @property
     def columns(self) -> Sequence[str]:
-        """Digests of the column names of a trained model, in their order."""
+        """Digests of the column names of a trained model, in order."""
         return ()
 
     @property
     def enough_rows(self) -> int | None:
-        """Number of rows above which more rows cost no more, for a plan, or None."""
+        """Number of rows, or None, above which the costs of a plan stay the same."""
         return None
 
     def trade(self, n_rows: int) -> str:
@@ -392,7 +394,7 @@ class ProtocolStrategy(Strategy):
         return ""
 
     def scaled(self, share: float) -> Self:
-        """Return the strategy that sends as many messages on a share of the rows."""
+        """Return a strategy with the same number of messages for part of the rows."""
         return self
 
     def random_rows(
