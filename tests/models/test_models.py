@@ -118,7 +118,7 @@ def test_kernel_probabilities():
     expected = 1 / (1 + np.exp(-scores))
     chances = model(loss="logistic").predict_proba(X)
     np.testing.assert_allclose(chances, np.stack([1 - expected, expected], axis=1))
-    with pytest.raises(ValueError, match=r"need a model of classes, .* 'continuous'"):
+    with pytest.raises(ValueError, match=r"need a classifier trained .* 'continuous'"):
         model(target="continuous", loss="logistic").predict_proba(X)
 
 
@@ -188,7 +188,7 @@ def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
     apart = KERNEL_CLUSTERS_APART
     sentence = (
         "^the labels and local models of model fedcba9876543210 are at the parties, "
-        r"where vfl-flower label labels new rows$"
+        r"where the command vfl-flower label labels new rows$"
     )
     for model in (apart, KernelKMeansModel.load(apart.save(tmp_path / "m.npz"))):
         assert model.parts is None

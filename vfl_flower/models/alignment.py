@@ -1,4 +1,4 @@
-"""The result of an alignment: how many ids the parties share, and its name."""
+"""The result of an alignment: how many ids the parties share, and the order's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 FAR_LESS = 0.8
-"""A party's ids are doubtful if its overlap is below this share of two others'."""
+"""A party's ids are doubtful if its overlap is below this share of the overlap of two
+other parties."""
 
 
 @shapes_only
@@ -66,7 +67,7 @@ class AlignmentModel(Model):
         return self.n_shared(*range(self.held_.shape[1]))
 
     def n_shared(self, *parties: int) -> int:
-        """Return the number of ids that all these parties hold, and perhaps others too.
+        """Return the number of ids that all these parties hold, alone or with others.
 
         Parameters
         ----------
@@ -96,7 +97,7 @@ class AlignmentModel(Model):
         return outliers
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return for each set of parties the number of ids that only they hold."""
+        """Return, for each set of parties, the number of ids that only they hold."""
         counted = {}
         for held, count in zip(self.held_, self.counts_, strict=True):
             holders = [name for name, has in zip(names, held, strict=True) if has]

@@ -20,7 +20,7 @@ from vfl_flower.typing import Array, Arrays
 FORMAT = 1
 
 Stored = Mapping[str, tuple[str, Callable[[Array], Any]]]
-"""Arrays by name: the attribute of the model that each stores, and its reader."""
+"""For each array, by name: the attribute that it stores, and its reader."""
 
 
 class Model:
@@ -48,17 +48,18 @@ class Model:
 
     @property
     def clusters(self) -> tuple[Array, Array] | None:
-        """Centres, shape (k, d), and rows of each cluster, shape (k,); or None.
+        """Centres, shape (k, d), and row counts of clusters, shape (k,); or None.
 
-        No rows, shape (0,), if their numbers are unknown.
+        The row counts have shape (0,) if they are unknown.
         """
         return None
 
     def plane(self) -> dict[str, list[float]] | None:
         """Return where the clusters are in the plane in which they differ most.
 
-        With ``x`` and ``y``, ``rows`` as in :attr:`clusters`, and the ``shares`` of the
-        variance that the two directions show; None: there are no clusters.
+        The keys are ``x`` and ``y``, ``rows`` (the row counts of :attr:`clusters`), and
+        ``shares``: the shares of the variance that the two directions explain. Returns
+        None without clusters.
         """
         from vfl_flower.numerics.plane import principal_plane
 
@@ -70,9 +71,9 @@ class Model:
         return {name: [float(v) for v in values] for name, values in named.items()}
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the numbers of rows in the model, by description.
+        """Return row counts in the model, by description.
 
-        `names` are those of the parties, in their order.
+        `names` are the names of the parties, in party order.
         """
         return {}
 
@@ -89,15 +90,15 @@ class Model:
 
     @classmethod
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
-        """Return the labels of rows, shape (n, d), by one party's local model.
+        """Return the labels that one party's local model assigns to rows, shape (n, d).
 
         `part` has the settings and arrays of the local model, and the rows are encoded
         as in training. Raises ValueError if a local model alone cannot label rows.
         """
-        raise ValueError("one party alone cannot label new rows by this model")
+        raise ValueError("one party alone cannot label new rows with this model")
 
     def to_record(self) -> ArrayRecord:
-        """Return the model as Flower carries it: ``Result.arrays``."""
+        """Return the model as a record of Flower: ``Result.arrays``."""
         return ArrayRecord({k: FlowerArray(v) for k, v in self.arrays().items()})
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -193,7 +194,7 @@ class PartedModel(Model):
         Parameters
         ----------
         blocks : sequence of Array, shape (n, d_j)
-            One array a party, in party order, encoded as in training.
+            One array per party, in party order, encoded as in training.
 
         Returns
         -------
@@ -258,7 +259,7 @@ class PartedModel(Model):
 
 @dataclass
 class RemovedModel(Model):
-    """The id of a model of which the parties have removed their local models."""
+    """The id of a model whose local models the parties have removed."""
 
     kind: ClassVar[str] = "removed"
     stored: ClassVar[Stored] = {"model": ("model_id", str)}
@@ -274,7 +275,7 @@ class RemovedModel(Model):
 
 @dataclass
 class UsedModel(RemovedModel):
-    """The id of a model with whose local models the parties have predicted."""
+    """The id of a model whose local models the parties have used to predict."""
 
     kind: ClassVar[str] = "used"
 
@@ -297,9 +298,9 @@ def part_in(stored: Arrays, j: int) -> Arrays:
 
 
 def load_one_of(kinds: Iterable[type[Model]], path: str | os.PathLike[str]) -> Model:
-    """Return the model in a file, whose kind the file names.
+    """Return the model in a file, of the kind that the file names.
 
-    Raises ValueError as :func:`vfl_flower.load_model`.
+    Raises ValueError as :func:`vfl_flower.load_model` does.
     """
     name, arrays = _read(path)
     for kind in kinds:
@@ -312,7 +313,7 @@ M = TypeVar("M", bound=Model)
 
 
 def _made(kind: type[M], arrays: Arrays) -> M:
-    """Return the model of saved arrays.
+    """Return the model that saved arrays define.
 
     Raises ValueError if an array is missing or holds invalid numbers.
     """

@@ -16,7 +16,7 @@ from vfl_flower.typing import Array, Arrays
 
 
 class _InBlocks(Model):
-    """A model of which each party may store a block, with which it then predicts."""
+    """A model of which each party may store its block, for later predictions."""
 
     @property
     def note(self) -> str:
@@ -43,7 +43,7 @@ class LinearModel(_InBlocks):
     id : str
         Id under which the parties store their blocks; "" if they do not.
     clips : dict of str to Array
-        How parties clip rows that stand out, if all are in one process.
+        How the parties clip outlying rows, if all parties are in one process.
 
     Examples
     --------
@@ -108,12 +108,12 @@ class KMeansModel(_InBlocks):
     Attributes
     ----------
     cluster_centers_ : list of Array, shape (k, d_j)
-        The columns of party j of the k centres, in the unit of the columns.
+        Party j's columns of the k centres, in the unit of the columns.
     id : str
         Id under which the parties store their blocks; "" if they do not.
     sizes_ : Array, shape (k,)
-        Rows of each cluster, by the weights of the coreset; shape (0,) where the
-        server does not know them.
+        Number of rows in each cluster, by the weights of the coreset; shape (0,) if the
+        server does not know the numbers.
 
     Examples
     --------
@@ -145,7 +145,7 @@ class KMeansModel(_InBlocks):
         Returns
         -------
         Array, shape (n,)
-            Numbers of clusters, from 0.
+            Cluster numbers, from 0.
 
         Raises
         ------

@@ -57,13 +57,12 @@ class KernelModel(PartedModel):
 
         The shape is (n, C), or (n, 2) for two classes. Raises ValueError as
         :meth:`decision_function` does, or if the model has no probabilities: it
-        predicts real numbers, or was trained with a different loss than the logistic
-        loss.
+        predicts real numbers, or was not trained with the logistic loss.
         """
         scores, holder = self.decision_function(blocks), self.holder
         if holder["target"] == "continuous" or holder.get("loss") != "logistic":
             raise ValueError(
-                "probabilities need a model of classes, trained with the logistic "
+                "probabilities need a classifier trained with the logistic "
                 f"loss, got target {holder['target']!r} and loss {holder.get('loss')!r}"
             )
         return probabilities(scores)

@@ -19,7 +19,7 @@ from vfl_flower.typing import Array, Arrays
 @shapes_only
 @dataclass
 class KernelKMeansModel(Model):
-    """Clusters of a kernel; labels, and the map of rows to them, are at the parties.
+    """Clusters of a kernel; labels, and the map from rows to labels, stay at parties.
 
     Attributes
     ----------
@@ -30,11 +30,11 @@ class KernelKMeansModel(Model):
     gamma : float
         Parameter of the kernel.
     n_columns : int
-        d, the number of columns of its rows.
+        d, the number of columns of the rows.
     eigenvalues_ : Array, shape (s,)
         Estimates of the largest eigenvalues of the kernel matrix.
     cluster_centers_ : Array, shape (k, s)
-        Centres in the space of the embedding, whose squared unit is the kernel's.
+        Centres in the space of the embedding; its unit, squared, is the kernel's unit.
     inertia_ : float
         Sum of the squared distances of the embedded rows to their closest centres.
     kept : bool
@@ -44,7 +44,7 @@ class KernelKMeansModel(Model):
         :class:`~vfl_flower.numerics.kernel_embedding.EmbeddingPart`, without a map
         if the model was trained without cem.
     sizes_ : Array, shape (k,)
-        Rows of each cluster; shape (0,) in an incomplete model.
+        Number of rows in each cluster; shape (0,) in an incomplete model.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class KernelKMeansModel(Model):
 
     @property
     def labels_(self) -> list[Array]:
-        """Clusters of the training rows, an array of shape (n_m,) per party.
+        """Clusters of the training rows, one array of shape (n_m,) per party.
 
         Raises
         ------
@@ -108,12 +108,12 @@ class KernelKMeansModel(Model):
         return [np.asarray(part["labels"]) for part in self._parts()]
 
     def transform(self, X: Array) -> Array:
-        """Return the embedding of rows, shape (n, s): products estimate the kernel's.
+        """Return the embedding of rows, shape (n, s); its products estimate the kernel.
 
         Parameters
         ----------
         X : Array, shape (n, d)
-            Training rows or new ones, in the unit of the training rows.
+            Training rows or new rows, in the unit of the training rows.
 
         Raises
         ------
@@ -129,7 +129,7 @@ class KernelKMeansModel(Model):
 
     @classmethod
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
-        """Return the clusters of rows by one party's local model, shape (n,).
+        """Return the clusters that one party's local model assigns to rows, shape (n,).
 
         Raises ValueError if the local model has no map for rows.
         """
@@ -139,7 +139,7 @@ class KernelKMeansModel(Model):
         if self.parts is None:
             raise ValueError(
                 f"the labels and local models of model {self.id} are at the parties, "
-                "where vfl-flower label labels new rows"
+                "where the command vfl-flower label labels new rows"
             )
         return self.parts
 

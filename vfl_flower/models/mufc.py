@@ -28,16 +28,16 @@ class MUFCModel(Model):
         C_s, in the unit of the columns.
     inertia_ : float
         Sum of the squared distances of the rows to the centres of their local
-        centroids' clusters, in sides of the box squared; NaN if no party was asked.
+        centroids' clusters, in squared sides of the box; NaN if no party was asked.
     sizes_ : Array of int, shape (K,)
-        Rows in each cluster; empty if no party was asked.
+        Number of rows in each cluster; empty if no party was asked.
     kept : bool
         Whether parties and server have stored the data for forgetting rows.
     lower, upper : Array, shape (d,) or ()
         The box by which the columns are scaled.
     labels_ : list of Array, optional
-        Clusters of the rows that were not forgotten, an array per party, if all are in
-        one process.
+        Clusters of the rows that were not forgotten, one array per party, if all
+        parties are in one process.
 
     Examples
     --------
@@ -79,13 +79,13 @@ class MUFCModel(Model):
 
     @property
     def clusters(self) -> tuple[Array, Array]:
-        """Centres in sides of the box, which sets the scale of each column; sizes."""
+        """Centres in units of the box's sides, and the sizes of the clusters."""
         from vfl_flower.numerics.mufc import Box
 
         return Box(self.lower, self.upper).scale(self.cluster_centers_), self.sizes_
 
     def predict(self, X: Array) -> Array:
-        """Return the nearest centre of each row, shape (n,), by distances in box sides.
+        """Return the nearest centre of each row, shape (n,), with box sides as units.
 
         Parameters
         ----------

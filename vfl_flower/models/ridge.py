@@ -1,4 +1,4 @@
-"""The model of ridge on columns that nobody pools."""
+"""The model of ridge regression without pooled columns."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RidgeModel(PartedModel):
         """
         scores, holder = self.decision_function(blocks), self.holder
         if "slope" not in holder:
-            raise ValueError("probabilities need a model of classes")
+            raise ValueError("probabilities need a classifier")
         calibration = holder["slope"], holder["offset"], holder.get("tail")
         chances = probabilities(scores, *calibration)
         return np.hstack([1 - chances, chances]) if scores.shape[1] == 1 else chances

@@ -192,8 +192,8 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
     """Declare the rows that a step adds up; use this below ``@step``.
 
     rows: ``"session"``, the default: all rows of the session, which the party's guard
-        checks before the step. ``"request"``: rows that follow from the
-        request, such as numbers, a seed or a share; the step calls
+        checks before the step. ``"request"``: rows that follow from the request, such
+        as numbers, a seed or a share; the step calls
         :meth:`~vfl_flower.party.party.Party.sum_over`. ``"earlier"``: rows that an
         earlier step of the session has checked in this way. ``"party"``: groups that
         the party forms by a rule of the step. ``"none"``: it adds up no rows.
