@@ -20,7 +20,7 @@ class DaskRows(Rows):
     Parameters
     ----------
     client : dask.distributed.Client
-        The cluster of this party alone, whose workers see the files.
+        This party's own cluster, whose workers see the files.
     paths : sequence of str
         Absolute paths of the files.
     columns : sequence of str
@@ -59,7 +59,7 @@ class DaskRows(Rows):
         size: int = 0,
         rows: Array | None = None,
     ) -> T:
-        """Return a total: each worker makes that of its files, and they are added."""
+        """Return a total, added up from the totals that workers compute by file."""
         if rows is not None and (np.diff(rows) < 0).any():
             return super().map_reduce(f, add, zero, size, rows)
         size, tasks = size or self.block_rows, []
@@ -78,8 +78,8 @@ class DaskRows(Rows):
         return total
 
     def _ask(self, tasks: list[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of some functions of some arguments, in order."""
-        # A pure function would not run again, though a file may have changed.
+        """Run functions with arguments on the workers; return results in order."""
+        # Dask would not run a pure function again, though a file may have changed.
         futures = [self._client.submit(*task, pure=False) for task in tasks]
         return list(self._client.gather(futures))
 
@@ -102,7 +102,7 @@ def _total(
     size: int,
     rows: Array | None,
 ) -> T:
-    """Return the total over a file whose first wanted row has the place `start`."""
+    """Return the total over a file, whose first wanted row has the place `start`."""
 
     def moved(part: slice, block: Array) -> T:
         return f(slice(start + part.start, start + part.stop), block)

@@ -1,1 +1,1 @@
-"""A Flower app with FedAvg, and a strategy of vfl_flower beside it."""
+"""A Flower app with FedAvg, and with a strategy of vfl_flower beside it."""

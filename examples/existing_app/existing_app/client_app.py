@@ -32,7 +32,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Say how many labels of this hospital the common model gets right."""
+    """Return the accuracy of the common model on this hospital's rows."""
     X, y = load_data(context)
     weights, bias = message.content.array_records["arrays"].to_numpy_ndarrays()
     right = (probabilities(X, weights, bias) > 0.5) == y
@@ -44,7 +44,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def load(context: Context) -> Party:
-    """Return the same rows as a party of vfl_flower, with what may leave it."""
+    """Return the same rows as a party of vfl_flower, with its consent."""
     X, _ = load_data(context)
     config = context.node_config
     # Only a simulation, in which all rows are on one machine, runs in Ray.

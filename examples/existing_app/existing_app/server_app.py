@@ -1,4 +1,4 @@
-"""The ServerApp: FedAvg as before, and then kernel k-means of the same rows."""
+"""The ServerApp: FedAvg as before, and then kernel k-means on the same rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = 30
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train the common model; then, which is new, find segments of the rows."""
+    """Train the common model, and then (this is new) find segments of the rows."""
     config = context.run_config
     start = ArrayRecord([np.zeros(COLUMNS), np.zeros(1)])
     averaged = FedAvg(min_available_nodes=3).start(

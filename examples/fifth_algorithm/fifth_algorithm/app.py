@@ -1,4 +1,4 @@
-"""The Flower apps of the example, which know one algorithm more than vfl_flower's."""
+"""The Flower apps of the example, which know vfl_flower's algorithms and one more."""
 
 from flwr.app import Context
 
@@ -13,7 +13,7 @@ add_algorithm("pca", FederatedPCA)
 
 
 def load(context: Context) -> Party:
-    """Load a party; as a function of this module, which Ray's processes then import."""
+    """Load a party; a function of this module, so that Ray's processes import it."""
     return load_from_context(context)
 
 

@@ -13,7 +13,7 @@ step = step_of("pca")
 
 
 class Moments(TypedDict):
-    """Reply of :func:`moments`: nothing leaves a party but in a sum over all."""
+    """Reply of :func:`moments`: nothing leaves a party except in a sum over all."""
 
     gram: Annotated[Array, Reals("n_columns n_columns"), IN_SUM]
     total: Annotated[Array, Reals("n_columns"), IN_SUM]
