@@ -1,7 +1,8 @@
 """Figures of the guides, as SVG in docs/img: ``python docs/figures.py`` draws them.
 
-Measured ones come from docs/papers/measured and the table of comparison.md; the others
-show an example. Each has its own ground, so it reads on light and on dark pages.
+Measured figures come from docs/papers/measured and the table of comparison.md; the
+other figures show an example. Each figure has its own background, so that it is legible
+on light and on dark pages.
 """
 
 from __future__ import annotations

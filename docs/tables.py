@@ -1,4 +1,4 @@
-"""Texts that follow from what the code declares.
+"""Documentation texts derived from declarations in the code.
 
 ``python docs/tables.py settings`` prints docs/settings.md, ``consent`` the tables of
 docs/consent.md, ``learned`` the table of docs/security.md, and ``toml`` the sections of
@@ -30,7 +30,7 @@ from vfl_flower.strategies import ALGORITHMS, algorithms
 
 
 def values(annotation: Any) -> str:
-    """Return the values that a run config can give, from the type of a setting.
+    """Return the values that a run config can contain, by the type of a setting.
 
     >>> values(Annotated[float, Gt(0)] | Literal["median"])
     '>0, median'
@@ -77,7 +77,7 @@ def _bounds(metadata: tuple[Any, ...]) -> str:
 
 
 def settings() -> str:
-    """Return the page of the documentation: a table for each section."""
+    """Return the page of settings, with a table for each section."""
     lines = [
         "# Settings",
         "",
@@ -116,11 +116,11 @@ READERS = {
 
 
 def learned_at_defaults() -> str:
-    """Return what leaves the parties at the defaults of a run config."""
+    """Return the values that leave the parties with default settings, as a table."""
     rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, (strategy, *_) in ALGORITHMS.items():
         config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
-        n = 3000  # enough for curves, and more than a coreset has
+        n = 3000  # enough for curves, and more rows than a coreset has
         shapes = [Shape(n, 3), Shape(n, 3), Shape(n, 3, n)]
         with quietly():
             seen = rehearse(make_strategy(config), shapes).ledger.seen
@@ -141,7 +141,7 @@ def _table(header: str, rows: Iterable[Iterable[str]]) -> str:
 
 
 def consent_keys() -> str:
-    """Return the keys of a ``consent.toml`` outside of its tables, as ``init`` has."""
+    """Return the top keys of a ``consent.toml``, as ``init`` writes them."""
     rules, _ = consent_text().split("[leaves]")
     lines = re.findall(r"(?m)^((?:# )?[a-z-]+ = .+?) +# (.+(?:\n +# .+)*)", rules)
     rows = [[f"`{line}`", re.sub(r"\n +#", "", words)] for line, words in lines]
@@ -149,7 +149,7 @@ def consent_keys() -> str:
 
 
 def consent_kinds() -> str:
-    """Return the kinds of what leaves a party, and what a limit of each counts."""
+    """Return the kinds of values that leave a party, and what each limit counts."""
     counted = dict.fromkeys(KINDS, "rows")
     counted |= dict.fromkeys(consent._WITHOUT_ROWS, "disclosures")
     counted["moments"] = "columns"
@@ -158,7 +158,7 @@ def consent_kinds() -> str:
 
 
 def _variants(name: str, strategy: type[ProtocolStrategy]) -> Iterator[dict[str, Any]]:
-    """Yield changes of a task's run config: none, then those of the main settings."""
+    """Yield changes to a task's run config: first none, then the main settings."""
     yield {}
     for setting in settings_of(strategy):
         if setting.name in ("client_training", "clustering", "solver"):
@@ -176,7 +176,7 @@ def consent_needs() -> str:
             given: dict[str, Any] = {"strategy": name, "task": strategy.task}
             for setting in settings_of(strategy):
                 given |= required.get(setting.name, {})
-            changes: dict[str, list[str]] = {}  # by kinds; the first is no change
+            changes: dict[str, list[str]] = {}  # by kinds; the first change is none
             for more in _variants(name, strategy):
                 terms = make_strategy(check_run_config(given | more)).terms
                 kinds = ", ".join(f"`{kind}`" for kind in terms.needs)
