@@ -1,4 +1,4 @@
-# Needs Python 3.11 or newer, git and make; all else goes into .venv.
+# Needs Python 3.11 or newer, git and make; everything else goes into .venv.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -9,31 +9,31 @@ INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 # BLAS threads of several processes at once slow each other down.
 export OMP_NUM_THREADS := 1
 export FLWR_TELEMETRY_ENABLED := 0
-# Of the hundreds of processes of the tests, each would compile every module anew.
+# Otherwise each of the tests' hundreds of processes would compile every module.
 export PYTHONDONTWRITEBYTECODE :=
 
-# The theme otherwise prints where its development goes on.
+# Otherwise the theme prints where its development continues.
 export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: help demo test test-times mutants matrix lint docs bench size reading papers bundle release
 
 help:
-	@echo "make demo        fit a model on three parties' columns, beside each party alone"
+	@echo "make demo        fit a model on three parties' columns, and on each party's own"
 	@echo "make test        run all tests"
-	@echo "make test-times  run them, and print their CPU seconds by folder"
-	@echo "make mutants     change the code in 60 places, one at a time: a test must fail"
-	@echo "make matrix      run the tests' first stage and the main job by Python and flwr"
+	@echo "make test-times  run all tests, and print their CPU seconds by folder"
+	@echo "make mutants     change the code in 60 places in turn: a test must fail each time"
+	@echo "make matrix      run the tests' first stage and the main job on each Python and flwr"
 	@echo "make lint        check style and types"
 	@echo "make docs        build the documentation as a site, into site/"
 	@echo "make bench       run the benchmarks at a small size"
 	@echo "make size        count lines, and lines of code, by folder"
-	@echo "make reading     count the lines that one reads to follow a strategy"
+	@echo "make reading     count the lines to read in order to follow a strategy"
 	@echo "make bundle      build distributions, and the app for Flower's Hub, into dist/"
-	@echo "make release     the same for VERSION=0.1.0, with a tag; uploads nothing"
-	@echo "make papers      measure the figures of docs/papers that are missing; QUICK=1: in minutes"
+	@echo "make release     build the release VERSION=0.1.0, and set its tag; uploads nothing"
+	@echo "make papers      measure missing figures of docs/papers; QUICK=1 takes minutes"
 
 $(PY):
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, $(PYTHON) is %d.%d: name another one, as in make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, but $(PYTHON) is %d.%d: choose another, as in make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
 $(DEMO): pyproject.toml | $(PY)
@@ -42,7 +42,7 @@ $(DEMO): pyproject.toml | $(PY)
 
 $(INSTALLED): pyproject.toml | $(PY)
 	$(INSTALL) -e ".[demo,dev,docs]"
-	@# On all cores, where pip compiles on one, and without the tests of other packages.
+	@# Compiles on all cores, unlike pip, and leaves out the tests of other packages.
 	@$(PY) -W ignore -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 	@touch $@ $(DEMO)
 
@@ -96,4 +96,4 @@ bundle: $(INSTALLED)
 	$(PY) benchmarks/release.py
 
 release: $(INSTALLED)
-	$(PY) benchmarks/release.py $(or $(VERSION),$(error name one: make release VERSION=0.1.0))
+	$(PY) benchmarks/release.py $(or $(VERSION),$(error name a version: make release VERSION=0.1.0))
