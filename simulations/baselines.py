@@ -1,4 +1,4 @@
-"""What FDSKL is compared with: the methods of Section 4 of [1], or their stand-ins.
+"""Baselines of FDSKL: the methods of Section 4 of [1], or their stand-ins.
 
 Each function takes the rows as the parties hold them, with rows held out, and returns a
 :class:`Score`. Labels of -1 and +1 make it a classification, whose error is a
@@ -9,7 +9,7 @@ percentage; other labels a regression, whose error is the mean square.
 `svm`               LIBSVM on pooled columns, through scikit-learn
 `pp_svmv`           PP-SVMV [3]: the parties' local kernel matrices are summed
 `fd_svrg`           FD-SVRG [4]: a linear model of partial predictions
-`linear`            what FD-SVRG converges to, on pooled columns
+`linear`            the limit of FD-SVRG, on pooled columns
 `tuned_alike`       linear, kernel and boosted models of scikit-learn, all of whose
                     settings are chosen on two halves of the training rows
 `gradient_boosting` scikit-learn's histogram gradient boosting on pooled columns, in
@@ -18,8 +18,8 @@ percentage; other labels a regression, whose error is the mean square.
 ==================  ==================================================================
 
 Nothing here is sent. A method that needs pooled columns has no bytes; the bytes of
-PP-SVMV and FD-SVRG are counted from what they would send: eight bytes a scalar, each
-partial result once up to the server and once down from it.
+PP-SVMV and FD-SVRG are counted from the messages that they would send: eight bytes a
+scalar, each partial result once up to the server and once down from it.
 
 [1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
     Vertically Partitioned Data", KDD 2020.
@@ -60,23 +60,22 @@ BLOCK = 1024
 """Features that are evaluated together."""
 
 TUNED_ON, KERNEL_ROWS = 4000, 20_000
-"""Rows on which `tuned_alike` tunes kernel methods, and most rows to fit them on."""
+"""Rows on which `tuned_alike` tunes kernel methods, and maximum rows for the fit."""
 
 Fitted = tuple[Callable[[Array], tuple[Array, Array | None]], dict[str, Any]]
-"""A function of rows to scores and probabilities of +1, where there are some; and what
-was chosen."""
+"""A function from rows to scores and any probabilities of +1; the chosen settings."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well a method did, and what it cost."""
+    """The error of a method, and its costs."""
 
     name: str
     error: float  # wrong labels in percent, or mean squared error, on test rows
-    seconds: float  # of training, a search over settings included
+    seconds: float  # of training, including a search over settings
     bytes: int | None = None  # up and down, of all parties; None: columns were pooled
     round_trips: int | None = None
-    settings: dict[str, Any] = field(default_factory=dict)  # that were chosen
+    settings: dict[str, Any] = field(default_factory=dict)  # the chosen settings
 
 
 def is_binary(y: Array) -> bool:
@@ -87,8 +86,8 @@ def is_binary(y: Array) -> bool:
 def test_error(scores: Array, y: Array) -> float:
     """Return the error of predictions: of scores f(x) or of labels.
 
-    Where the labels `y` are -1 and +1, this is the percentage of wrong labels (a score
-    of 0 means +1), else the mean squared error.
+    If the labels `y` are -1 and +1, this is the percentage of wrong labels (a score of
+    0 means +1); otherwise it is the mean squared error.
     """
     if is_binary(y):
         return 100 * float(np.mean(np.where(scores >= 0, 1, -1) != y))
@@ -168,7 +167,7 @@ def svm(
     seed: int = 0,
     grid: Sequence[tuple[float, float]] = GRID,
 ) -> Score:
-    """Train support vector machines on pooled columns and return the best of them.
+    """Train support vector machines on pooled columns and return the best machine.
 
     The machines have the settings of `grid`; the best has the smallest test error, a
     choice that favours this method. They are ``SVC`` or ``SVR``, depending on the
@@ -194,7 +193,7 @@ def _best(
     settings: Callable[[float], dict[str, Any]],
     kernel: Callable[[Array, float], Array],
 ) -> Score:
-    """Return the machine with the smallest test error, with the seconds of all."""
+    """Return the machine with the smallest test error; seconds include all machines."""
     from sklearn.svm import SVC, SVR
 
     rows, y, test = train_and_test
@@ -224,7 +223,7 @@ def pp_svmv(
     Party j computes X_j X_j^T; the sum over the parties is the Gram matrix X X^T of all
     columns (Section 3 of [3]). For the Gaussian kernel, as here, the parties compute
     squared distances, which add up in the same way. The sum goes round the ring of
-    parties; the first one adds a random matrix and subtracts it at the end.
+    parties; the first party adds a random matrix and subtracts it at the end.
     """
     rows, y, test, _ = data.train_and_test()
     n, X = len(y), data.split(rows)
@@ -263,7 +262,7 @@ def _squared_distances(A: Array, B: Array) -> Array:
 
 
 def linear(data: Columns, *, regularization: float = 1e-4) -> Score:
-    """Train a linear model on pooled columns: what FD-SVRG converges to.
+    """Train a linear model on pooled columns, the limit of FD-SVRG.
 
     Logistic or ridge regression, of mean L(f(x), y) + lambda |w|^2 / 2 with lambda =
     `regularization`; the intercept is free.
@@ -280,7 +279,7 @@ def linear(data: Columns, *, regularization: float = 1e-4) -> Score:
 
 
 def gradient_boosting(data: Columns, *, seed: int = 0) -> Score:
-    """Train scikit-learn's histogram gradient boosting, in SecureBoost's place.
+    """Train scikit-learn's histogram gradient boosting in place of SecureBoost.
 
     The settings are scikit-learn's own; `seed` draws the rows that decide when to stop.
     """
@@ -383,8 +382,8 @@ def fd_svrg(
 
         w_j -= step (sum_{i in B} (L'_i(w) - L'_i(w~)) x_ij / b + g~_j + lambda w_j),
 
-    where g~_j is the full gradient of the losses at w~. The label holder has a column
-    of ones besides, whose weight has no penalty.
+    where g~_j is the full gradient of the losses at w~. The label holder also has a
+    column of ones, whose weight has no penalty.
     """
     _, y, X_test, y_test = data.train_and_test()
     loss = LOSSES["logistic" if is_binary(y) else "square"]
@@ -404,7 +403,7 @@ def fd_svrg(
     def predictions(rows: slice | Array) -> Array:
         nonlocal scalars, round_trips
         parts = [block[rows] @ w_j for block, w_j in zip(blocks, w, strict=True)]
-        scalars += 2 * sum(map(len, parts))  # each up, and the sum down to each
+        scalars += 2 * sum(map(len, parts))  # parts up, and the sum down to each party
         round_trips += 1
         return np.asarray(np.sum(parts, axis=0))
 

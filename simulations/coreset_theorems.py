@@ -1,4 +1,4 @@
-"""What the theorems of the coreset paper ask for, and what coresets keep.
+"""Sizes that the theorems of the coreset paper require, and errors of coresets.
 
 ::
 
@@ -6,11 +6,11 @@
     python -m simulations.coreset_theorems robust --datasets made
 
 ======  ==============================================================================
-sizes   the draws of Theorems 3.1, 4.2 and 5.2 beside those that are enough
-robust  the beta and epsilon of coresets where Assumptions 4.1 and 5.1 fail
+sizes   the draws of Theorems 3.1, 4.2 and 5.2 beside the draws that are enough
+robust  the beta and epsilon of coresets if Assumptions 4.1 and 5.1 fail
 ======  ==============================================================================
 
-The data sets are those of :mod:`simulations.coresets`. For a regression without a
+The data sets come from :mod:`simulations.coresets`. For a regression without a
 penalty the cost of a model is a quadratic form, so that the epsilon of a coreset, the
 largest relative error over *all* models, is an eigenvalue and can be measured.
 
@@ -19,9 +19,9 @@ f there is a set O of rows, at most a share beta of all rows and of the draws in
 |f(X without O) - f(S without O)| at most epsilon f(X). Here O is one set for all f, as
 in the proof of Theorem G.2: the rows with the largest s_i / g_i, where s_i is the
 largest share that row i has in the cost of any model, and g_i is its summed score. So
-a coreset is robust with the epsilon of these tables, and perhaps with a smaller one,
-with another O for each model. For k-means the tables have the largest error over 100
-sets of centres and those that k-means finds on the coreset, and s_i is the score of a
+a coreset is robust with the epsilon of these tables, and perhaps with a smaller epsilon
+if O differs between models. For k-means the tables show the largest error over 100 sets
+of centres and the centres that k-means finds on the coreset, and s_i is the score of a
 clustering of all columns.
 
 [1] L. Huang, Z. Li, J. Sun, H. Zhao, "Coresets for Vertical Federated Learning:
@@ -75,9 +75,9 @@ REPEATS, FAILURES = 20, 2
 BETAS = (0.0, 0.001, 0.01, 0.05)
 SIZES, QUICK_SIZES = (250, 500, 1000, 2000, 4000, 8000), (250, 1000)
 BETA = 0.01
-"""Of the sizes that Theorem G.2 asks for."""
+"""Share beta in the sizes that Theorem G.2 asks for."""
 CENTERS = 50
-"""How many sets of centres are seeded, and how many are of random rows."""
+"""Number of sets of centres that are seeded, and number that are random rows."""
 PAIRS = 100_000
 """Pairs of rows for tau."""
 
@@ -157,7 +157,7 @@ def basis_blocks(data: Columns) -> list[Array]:
 
 
 def basis_and_scores(blocks: Sequence[Array]) -> tuple[Array, Array]:
-    """Return an orthonormal basis U of all columns, and sum_j g_i^(j) of the rows.
+    """Return an orthonormal basis U of all columns, and each row's sum_j g_i^(j).
 
     |u_i|^2 is the largest share that row i has in the cost of any model.
     """
@@ -185,7 +185,7 @@ def measured_eps(U: Array, rows: Array, weights: Array) -> float:
 def enough(
     U: Array, scores: Array | None, eps: float, rng: np.random.Generator
 ) -> int | None:
-    """Return the least of 125, 250, 500, .. draws that are enough, or None below n."""
+    """Return the first of 125, 250, .. draws that is enough; None if none below n."""
     n, size = len(U), 125
     while size < n:
         failures = 0
@@ -207,7 +207,7 @@ def enough(
 def sizes_of_regression(
     name: str, n: int, d: int, T: int, gamma: float
 ) -> dict[str, Any]:
-    """Return what Theorem 4.2 asks for."""
+    """Return the size that Theorem 4.2 asks for."""
     known = {"name": name, "n": n, "d": d, "T": T, "gamma": gamma}
     theorem = theorem42_size(gamma, d, T)
     return known | {
@@ -219,7 +219,7 @@ def sizes_of_regression(
 def sizes_of_clustering(
     name: str, n: int, d: int, T: int, k: int, tau: float
 ) -> dict[str, Any]:
-    """Return what Theorem 5.2 asks for."""
+    """Return the size that Theorem 5.2 asks for."""
     known = {"name": name, "n": n, "d": d, "T": T, "k": k, "tau": tau}
     return known | {
         "theorem": theorem52_size(tau, d, k, T),
@@ -229,7 +229,7 @@ def sizes_of_clustering(
 
 
 def sizes(experiment: Experiment, seed: int, pairs: int) -> dict[str, Any]:
-    """Return what the theorems ask for; for regression also what is enough."""
+    """Return sizes that theorems ask for; for regression also a size that is enough."""
     data, rng = experiment.data, np.random.default_rng(seed)
     (n, d), T = data.X.shape, len(data.widths)
     if experiment.task == "k-means":
@@ -251,7 +251,7 @@ def sizes(experiment: Experiment, seed: int, pairs: int) -> dict[str, Any]:
 
 
 def paper_s_set() -> dict[str, list[dict[str, Any]]]:
-    """Return the sizes for the set of [1] at the best gamma and tau that there are."""
+    """Return the sizes for the set of [1] at the best possible gamma and tau."""
     name, d, T = "YearPredictionMSD, at best", 90, 3
     return {
         "regression": [sizes_of_regression(name, 463_715, d, T, 1.0)],
@@ -260,7 +260,7 @@ def paper_s_set() -> dict[str, list[dict[str, Any]]]:
 
 
 def asked(figures: Mapping[str, Any], name: str) -> str:
-    """Return a size and how many times the rows of the set it is."""
+    """Return a size, also as a multiple of the number of rows in the set."""
     size = figures.get(name)
     if size is None:
         return ""
@@ -271,7 +271,7 @@ def asked(figures: Mapping[str, Any], name: str) -> str:
 
 
 def drawn(size: int | None) -> str:
-    """Return a measured size, or that none below n is enough."""
+    """Return a measured size, or say that no size below n is enough."""
     return "n or more" if size is None else f"{size:,}"
 
 
@@ -316,7 +316,7 @@ def sizes_page(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[s
 
 
 def shared_columns(n: int, seed: int) -> Columns:
-    """Return columns of two parties, of which two are the same but for ten rows.
+    """Return columns of two parties; two pairs of columns are equal but for ten rows.
 
     Six normal columns, three at each party, and at the second party copies of two of
     the first party's; labels are the sum of the six and normal noise.
@@ -360,7 +360,7 @@ def _made(n: int) -> Iterator[Experiment]:
 
 
 def _with_shared_column(experiment: Experiment) -> Experiment:
-    """Give the second party a column of the first, in which 20 rows are mixed up."""
+    """Give the second party a column of the first party, with 20 rows permuted."""
     data = experiment.data
     rng = np.random.default_rng(0)
     copy = data.X[:, 3].copy()
@@ -379,7 +379,7 @@ def _with_shared_column(experiment: Experiment) -> Experiment:
 
 
 def experiments(name: str, folder: Path | None, quick: bool) -> Iterator[Experiment]:
-    """Yield what is measured of a data set."""
+    """Yield the experiments on a data set."""
     if name == "made":
         yield from _made(5000 if quick else 20_000)
         return
@@ -397,7 +397,7 @@ ROBUST = ["made", "kc_house", "flights"]
 
 
 def left_out(ranks: Array, n: int, beta: float) -> int:
-    """Return how many rows of an order may be left out, the first ones.
+    """Return the number of first rows of an order that may be left out.
 
     Examples
     --------
@@ -418,7 +418,7 @@ Error = Callable[[Array, Array, Array], float]
 def errors(order: Array, rows: Array, weights: Array, error: Error) -> list[float]:
     """Return the epsilon of a coreset for each beta; the first of `order` are left out.
 
-    Each is at most the one before: who may leave out more rows need not.
+    Each epsilon is at most the epsilon before: one may, but need not, leave out more.
     """
     place = np.argsort(order)[rows]
     found = []
@@ -432,8 +432,8 @@ def errors(order: Array, rows: Array, weights: Array, error: Error) -> list[floa
 def of_every_linear_model(U: Array) -> Error:
     """Return the error over all models without a penalty, where f(X) = |U v|^2.
 
-    It is the eigenvalue of U_S^T W U_S - U_X^T U_X farthest from 0, of the rows that
-    are not in O.
+    It is the eigenvalue of U_S^T W U_S - U_X^T U_X farthest from 0, over the rows
+    that are not in O.
     """
 
     def error(rows: Array, weights: Array, outliers: Array) -> float:
@@ -456,7 +456,7 @@ def of_centers(costs: Array) -> Error:
 
 
 def some_centers(X: Array, k: int, rng: np.random.Generator) -> Iterator[Array]:
-    """Yield `CENTERS` sets of k centres by k-means++ seeding, and of random rows."""
+    """Yield `CENTERS` sets of k centres by k-means++ seeding and by random rows."""
     blocks = RowBlocks(X)
     for _ in range(CENTERS):
         yield seed_centers(blocks, k, rng)
@@ -536,12 +536,12 @@ def robust(experiment: Experiment, sizes: Sequence[int], seed: int) -> dict[str,
 
 
 def _clustering_scores(X: Array, k: int, rng: np.random.Generator) -> Array:
-    """Return the scores of Algorithm 3; of all columns they are bounds of all s_i."""
+    """Return the scores of Algorithm 3; for all columns they are bounds on all s_i."""
     return vkmc_sensitivities(X, cluster_summary(RowBlocks(X), k, rng))
 
 
 def kept_by_most(errors: Sequence[Sequence[float]]) -> list[float]:
-    """Return of each beta the epsilon that 18 of 20 coresets keep.
+    """Return, for each beta, the epsilon that 18 of 20 coresets do not exceed.
 
     Examples
     --------
@@ -565,7 +565,7 @@ def table_of(result: Mapping[str, Any]) -> str:
 
 
 def robust_page(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the table of each set."""
+    """Yield a table for each set."""
     for result in results:
         name, value = next(
             (name, result[name]) for name in ("gamma", "tau") if name in result
@@ -600,7 +600,7 @@ def main(
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
-    """Measure what theorems ask for, and the epsilon of robust coresets."""
+    """Measure the sizes that theorems ask for, and the epsilon of robust coresets."""
     for name in tables:
         results = Results(context, "coreset_theorems", name, seeds=f"seed {seed}")
         figures: Any = paper_s_set() if name == "sizes" else []

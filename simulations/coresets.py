@@ -7,10 +7,10 @@ All tables take about an hour, ``--quick`` some minutes::
     python -m simulations.coresets published --authors FOLDER
 
 =========  =========================================================================
-costs      the costs on coresets and uniform samples, and what they take to send
-defaults   what the defaults of ``CoresetVRLR`` lose against least squares on pooled
+costs      the costs on coresets and uniform samples, and what is sent for them
+defaults   the loss of ``CoresetVRLR`` at its defaults against least squares on pooled
            rows: the table of "Size of the coreset" in docs/papers/coresets-results.md
-published  what the authors' files hold, and what the paper prints; FOLDER is a clone
+published  figures in the authors' files and in the paper; FOLDER is a clone
            of https://github.com/haoyuzhao123/coreset-vfl-codes
 =========  =========================================================================
 
@@ -27,7 +27,7 @@ covtype        ``covtype.npz`` with X (581012, 54); T = 3
 generated      a stand-in made here, of the size of YearPredictionMSD; T = 3 and 5
 =============  =====================================================================
 
-The npz files are looked for in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``.
+The npz files must be in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``.
 
 [1] L. Huang, Z. Li, J. Sun, H. Zhao, "Coresets for Vertical Federated Learning:
     Regularized Linear Regression and K-Means Clustering", NeurIPS 2022.
@@ -104,7 +104,7 @@ class Experiment:
     """One table: a data set, a task, its solvers."""
 
     name: str
-    note: str  # how the data were made ready
+    note: str  # how the data were prepared
     task: str  # "regression": CoresetVRLR, or "k-means": CoresetVKMC
     data: Columns
     arguments: dict[str, Any]  # of the strategy, for all solvers
@@ -130,7 +130,7 @@ class Experiment:
         return self.solvers[solver].repeats
 
     def cost(self, model: Model) -> float:
-        """Return the test loss, or the cost a row on all rows where none is held out.
+        """Return the test loss, or the cost per row on all rows if none is held out.
 
         It is evaluated on pooled data, which is not part of the run.
         """
@@ -227,7 +227,7 @@ def run_cell(
 
 
 def run_experiment(experiment: Experiment, repeats: int, seed: int) -> dict[str, Any]:
-    """Run all cells of a table, each `repeats` times where it may be repeated."""
+    """Run all cells of a table, each `repeats` times if it may be repeated."""
     data, parties = experiment.data, experiment.data.parties()
     cells: list[dict[str, Any]] = []
     for solver, settings in experiment.solvers.items():
@@ -308,7 +308,7 @@ BY_OWNER = {
     "2_weather.parquet": WEATHER,
     "3_registry.parquet": AIRCRAFT,
 }
-"""The columns of the flights, by who has them."""
+"""The columns of the flights, by party."""
 
 
 def _flights(folder: Path | None, quick: bool) -> Iterator[Experiment]:
@@ -470,7 +470,7 @@ def _thinned(rows: Array, quick: bool) -> Array:
 
 
 def coreset_wins(experiment: Mapping[str, Any], least: int = 200) -> list[str]:
-    """Return one sentence a solver: at which sizes coreset beats uniform in the mean.
+    """Return a sentence per solver: the sizes at which the coreset has the lower mean.
 
     Sizes below `least` are left out.
     """
@@ -503,7 +503,7 @@ Cell = Mapping[str, Any]
 
 
 def in_short(experiments: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a reader should take away, of all cells of a coreset and a sample."""
+    """Summarise all cells with a coreset and a sample."""
     pairs = [pair for experiment in experiments for pair in _pairs(experiment)]
     if not pairs:
         return ""
@@ -536,7 +536,7 @@ def in_short(experiments: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _pairs(experiment: Mapping[str, Any]) -> Iterator[tuple[Cell, Cell]]:
-    """Yield the cells of each solver and size that has a coreset and a sample."""
+    """Yield the cells of each solver and size with a coreset and a sample."""
     cells = {
         (cell["solver"], cell["size"], cell["sampling"]): cell
         for cell in experiment["cells"]
@@ -572,7 +572,7 @@ def cost_table(experiment: Mapping[str, Any]) -> str:
 
 
 def communication_table(experiment: Mapping[str, Any]) -> str:
-    """Return what each cell cost: units, bytes, round trips, seconds."""
+    """Return the costs of each cell: units, bytes, round trips, seconds."""
     letters = {"coreset": "C-", "uniform": "U-", "full": ""}
     return table(
         {
@@ -618,7 +618,7 @@ def seeding_table(experiments: Sequence[Mapping[str, Any]]) -> str:
 
 
 def page(experiments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what to take away, and the tables of all experiments."""
+    """Yield the summary, and the tables of all experiments."""
     if text := in_short(experiments):
         yield "## In short"
         yield text
@@ -645,10 +645,11 @@ DEFAULTS = ["made", "flights", *FILES]
 
 
 def made(n: int = 12_000, seed: int = 0) -> tuple[Array, Array]:
-    """Return 18 columns like those of the set elevators, and labels.
+    """Return 18 columns like the columns of the set elevators, and labels.
 
-    Two columns differ in the same row alone, one in five rows, and in that row three
-    others are 300 deviations off, which the labels do not follow.
+    Two columns are constant except in one common row, and a third except in five rows.
+    In the common row three other columns are 300 deviations off, and the labels do not
+    follow them.
     """
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 18)) @ rng.normal(size=(18, 18))
@@ -671,7 +672,7 @@ def columns(name: str, folder: Path | None) -> Columns:
 
 
 def loss_ratio(data: Columns, strategy: CoresetVRLR, seeds: int) -> float:
-    """Return the median loss of runs with other seeds, over the optimum."""
+    """Return the median loss of runs with different seeds, over the optimum."""
     assert data.y is not None
     ones = np.ones(len(data.X))
     theta, b = solve_pooled(data.X, data.y, ones, len(ones), Penalty(), True)
@@ -799,7 +800,7 @@ def file_of(task: str, pattern: str, solver: str, sampling: str, m: int | None) 
 def figures_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return mean, sample standard deviation and runs of each cell, by table.
 
-    ``printed`` is the mean in Table 1 of [1], or None. A cell without a file is left
+    ``printed`` is the mean in Table 1 of [1], or None. Cells without files are left
     out.
     """
     figures: dict[str, list[dict[str, Any]]] = {}
@@ -826,7 +827,7 @@ def figures_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def published_page(figures: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """Yield a table of each set and task."""
+    """Yield a table for each set and task."""
     yield "## What the paper prints, and the authors' files"
     for name, cells in figures.items():
         yield f"### {name}"

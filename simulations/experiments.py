@@ -1,4 +1,4 @@
-"""What the experiments share: data sets, tables, files of results, the command line."""
+"""Common code of the experiments: data sets, tables, result files, command line."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ tell = partial(print, flush=True)
 
 
 class MissingData(click.ClickException):
-    """A data set is not available; the message, with which a command ends, says why."""
+    """A data set is not available; the command ends with a message that says why."""
 
 
 # --- Data ---------------------------------------------------------------------------
 
 
 BUNDLED = ("breast_cancer", "diabetes")
-"""Data sets that scikit-learn brings: one of two classes, one of numbers."""
+"""Data sets in scikit-learn: one with two classes, one with numbers."""
 
 
 def load_npz(folder: Path | None, name: str) -> tuple[Array, Array]:
     """Return X, shape (n, d), and y, shape (n,), of ``<name>.npz`` as float64.
 
-    The sets of `BUNDLED` are those of scikit-learn and need no file.
+    The sets of `BUNDLED` are in scikit-learn and need no file.
     """
     if name in BUNDLED:
         X, y = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
@@ -66,7 +66,7 @@ def load_npz(folder: Path | None, name: str) -> tuple[Array, Array]:
 def standardise(X: Array, n: int | None = None) -> Array:
     """Give the columns of X mean 0 and standard deviation 1, in place, and return X.
 
-    Mean and deviation are those of the first n rows, by default of all; a constant
+    Mean and deviation are computed over the first n rows, by default all; a constant
     column becomes 0.
     """
     for column in X.T:
@@ -91,7 +91,7 @@ class Columns:
         return [X[:, a:b] for a, b in pairwise(edges)]
 
     def parties(self) -> list[Party]:
-        """Return the parties, to be made once for all repeats."""
+        """Return the parties; make them once for all repeats."""
         holder = range(len(self.widths))[self.holder]
         return [
             Party(X, y=self.y if j == holder else None)
@@ -109,7 +109,7 @@ class Columns:
 
 
 def table(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return rows as a Markdown table, with a column for each key of any of them."""
+    """Return rows as a Markdown table, with a column for each key of any row."""
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[row.get(name, "") for name in names] for row in rows]
@@ -117,14 +117,14 @@ def table(rows: Iterable[Mapping[str, str]]) -> str:
 
 
 def standard_error(values: Sequence[float] | Array) -> float:
-    """Return the standard error of the mean; one value shows none, so that it is 0."""
+    """Return the standard error of the mean, or 0 for a single value."""
     if len(values) == 1:
         return 0.0
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def mean_and_error(values: Sequence[float], digits: int) -> str:
-    """Return a mean and, in brackets, its standard error; one value has none.
+    """Return a mean and, in brackets, its standard error; none for a single value.
 
     Examples
     --------
@@ -141,7 +141,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def stamp_of(versions: str) -> dict[str, str]:
-    """Return commit, date, machine and versions, which stand beside figures."""
+    """Return commit, date, machine and versions, to be stored beside figures."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
@@ -222,7 +222,7 @@ class Results:
         return json.loads(file.read_text())[self._name] if file.is_file() else None
 
     def text(self, page: Iterable[str]) -> str:
-        """Return the page as it is written."""
+        """Return the text of the page."""
         notes = (f"**{k}** was skipped: {why}." for k, why in self.skipped.items())
         parts = [*page, *notes]
         if not parts[0].startswith("# "):
@@ -265,10 +265,10 @@ def new_app() -> typer.Typer:
 
 
 def tables_of(names: Iterable[str]) -> Any:
-    """Return an argument that takes some of these tables."""
+    """Return a command argument that takes any of these tables."""
     return typer.Argument(click_type=click.Choice(list(names)), metavar="TABLE...")
 
 
 def some_of(names: Iterable[str], what: str) -> Any:
-    """Return an option that takes one of these names and may be repeated."""
+    """Return a command option that takes one of these names and may be repeated."""
     return typer.Option(click_type=click.Choice(list(names)), help=what)

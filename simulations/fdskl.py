@@ -1,6 +1,6 @@
 """The experiments of the FDSKL paper: errors, topologies, and time against size.
 
-All tables take some hours, those of one data set a quarter of an hour::
+All tables take some hours, and the tables of one data set a quarter of an hour::
 
     python -m simulations.fdskl errors --datasets ijcnn1 --datasets a9a
     python -m simulations.fdskl splits --datasets cod_rna
@@ -10,9 +10,9 @@ All tables take some hours, those of one data set a quarter of an hour::
 errors      test error against bytes, round trips and seconds of all methods: Figures
             3 and 6 and Table 4 of [1], with bytes for minutes
 splits      test errors of the quicker methods over ten splits, as in [1]
-whole       the same with all rows, and a support vector machine on all for training
+whole       the same with all rows, and a support vector machine on all training rows
 regression  mean squared error beside support vector regression and boosted trees
-forms       what angles of 8 bits save
+forms       the savings by angles of 8 bits
 defaults    the implicit step and the published update at their defaults, and
             FDSKLDirect at its own
 topologies  star, ring and tree against the number of parties: Figure 4
@@ -23,7 +23,7 @@ Three parties have consecutive columns, and the third has the labels. Columns ar
 standardised by the training rows. The methods that FDSKL is compared with are in
 :mod:`simulations.baselines`. The data are npz files with X and y in ``--data-dir`` or
 the folder ``VFL_FLOWER_DATA``; missing values of give_credit become the mean of their
-column. Of the ten sets of [1] gisette, real-sim and epsilon are not among them.
+column. Of the ten sets of [1], gisette, real-sim and epsilon are not included.
 
 [1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
     Vertically Partitioned Data", KDD 2020.
@@ -84,13 +84,13 @@ DATASETS = {
     **dict.fromkeys(("default_credit", "give_credit"), 1),
     **{"mushrooms": 1, "covtype": 2},
 }
-"""The label that is +1, all others are -1; the last two sets are not in [1]."""
+"""The label that becomes +1 (all others: -1); the last two sets are not in [1]."""
 
 CLASSES = {**DATASETS, "breast_cancer": 1}
-"""With the set of scikit-learn, for the quick commands."""
+"""These sets, and the set of scikit-learn for quick commands."""
 
 LARGER = ("default_credit", "a9a", "ijcnn1", "cod_rna", "w8a", "give_credit")
-"""Those of [1] with more than 20,000 rows."""
+"""Sets of [1] with more than 20,000 rows."""
 
 SEVERAL = ("covtype15k",)
 """Data sets with more than two classes."""
@@ -99,7 +99,7 @@ NUMBERS = ("kc_house", "protein", "pol")
 """Data sets whose labels are numbers."""
 
 AS_NUMBERS = (*NUMBERS, "diabetes")
-"""With the set of scikit-learn."""
+"""These sets, and the set of scikit-learn."""
 
 FORMS: dict[str, dict[str, Any]] = {"default": {}, "8 bits": {"bits": 8}}
 """Settings of FDSKLDirect that save bytes."""
@@ -118,7 +118,7 @@ BUDGETS = [1_000_000, 4_000_000, 16_000_000, 64_000_000]
 """Bytes of angles that a party sends."""
 
 BLOCKS, STEPS = (16, 64), (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Blocks and steps among which those of the published update are chosen."""
+"""Blocks and steps from which the published update's settings are chosen."""
 
 SIZES = [1000, 2000, 5000, 10_000, 15_000, 50_000, 500_000]
 """Training rows of the scaling table."""
@@ -133,7 +133,7 @@ DIRECT = re.compile(r"FDSKL direct, ([\d.]+ MB)")
 def load(name: str, folder: Path | None, seed: int, train: int, test: int) -> Columns:
     """Draw rows of a data set, split them, and standardise the columns.
 
-    Where there are fewer rows than `train` + `test`, they are split 3:1. The last of
+    If there are fewer rows than `train` + `test`, they are split 3:1. The last of
     the three parties has the labels: -1 and +1, classes, or standardised numbers.
     """
     X, y = load_npz(folder, name)
@@ -212,7 +212,7 @@ def published(budget: int, block: int, step: float) -> dict[str, Any]:
 def tuned(data: Columns, budget: int, seed: int) -> Score:
     """Return the pooled DSG with the block and step of the smallest test error.
 
-    This favours DSG and the doubly stochastic FDSKL, which takes the same settings: of
+    This favours DSG and the doubly stochastic FDSKL, which has the same settings: among
     the other methods, only the SVMs are chosen by their test error.
     """
     return min(
@@ -242,10 +242,10 @@ def scores(
 ) -> Iterator[Score]:
     """Yield the scores of all methods on one split of a data set.
 
-    Two runs with the square loss, which is quicker, show what 16 bits cost. The second,
-    in float64, has four times the bytes, so the rows and features of the first, and
-    takes its lambda: the two differ in the bits alone. PP-SVMV, which is SVC on all
-    rows, takes the C and gamma of SVC, and is run on the split of seed 0 alone.
+    Two runs with the square loss, which is quicker, show the cost of 16 bits. The
+    second run, in float64, has a budget of four times the bytes, so it has the rows,
+    features and lambda of the first run: only the bits differ. PP-SVMV, which is SVC on
+    all rows, has the C and gamma of SVC, and is run only on the split of seed 0.
     """
     n = len(data.X)
     for budget in budgets:
@@ -335,7 +335,7 @@ def summary(entries: Mapping[str, Any], sizes: Sequence[str]) -> str:
 
 
 def direct_wins(entry: Mapping[str, Any], sizes: Sequence[str]) -> str:
-    """Return, as a sentence, at which budgets FDSKLDirect has the lower error."""
+    """Return a sentence that names the budgets at which FDSKLDirect is better."""
     means = mean_errors(entry)
     won: list[str] = []
     lost: list[str] = []
@@ -350,7 +350,7 @@ def direct_wins(entry: Mapping[str, Any], sizes: Sequence[str]) -> str:
 
 
 def beside_direct(entries: Mapping[str, Any], sizes: Sequence[str]) -> str:
-    """Return, as a list, on which data sets other methods have the lower mean error."""
+    """List the data sets on which other methods have the lower mean error."""
     largest = f"FDSKL direct, {sizes[-1]}"
     means = {name: mean_errors(entry) for name, entry in entries.items()}
     lines = []
@@ -374,7 +374,7 @@ def beside_direct(entries: Mapping[str, Any], sizes: Sequence[str]) -> str:
 
 
 def bits_matter(entries: Mapping[str, Any], sizes: Sequence[str]) -> str:
-    """Return, as a sentence, what 16 bits change beside float64."""
+    """Return a sentence on the effect of 16 bits compared with float64."""
     name = f"FDSKL direct, square loss, {sizes[-1]}"
     differ = []
     for entry in entries.values():
@@ -451,12 +451,12 @@ def splits(
     budgets: Sequence[int] = BUDGETS,
     whole: bool = False,
 ) -> dict[str, Any]:
-    """Return the errors of the quicker methods on splits: as :func:`errors` has them.
+    """Return the errors of the quicker methods on splits, in the form of `errors`.
 
-    The model of ``SecureRidge`` is made from pooled columns: it is that of a run,
-    without its shares. Block and step of the published update are chosen as in
+    The model of ``SecureRidge`` is made from pooled columns: it is the model of a run,
+    computed without shares. Block and step of the published update are chosen as in
     :func:`errors`. With `whole` all rows are split, and on the first split there is
-    ``SVC``, trained on all rows with the C and gamma that are best on 8,000.
+    also ``SVC``, trained on all rows with the C and gamma that are best on 8,000 rows.
     """
     budget, measured = budgets[-1], []
     size = f"{budget / 1e6:g} MB"
@@ -486,7 +486,7 @@ def splits(
 
 
 def fitted(name: str, fit: Callable[[], Fitted], data: Columns) -> Score:
-    """Return the score of a model of pooled columns."""
+    """Return the score of a model trained on pooled columns."""
     _, _, X_test, y_test = data.train_and_test()
     start = time.process_time()
     f, _ = fit()
@@ -542,7 +542,7 @@ def forms(name: str, folder: Path | None, *, rows: int) -> dict[str, Any]:
 
 
 def forms_page(entries: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the table of forms; bytes of predictions are those of their angles."""
+    """Yield the table of forms; a prediction counts the bytes of its angles."""
     yield "## Fewer bytes"
     rows = []
     for name, measured in entries.items():
@@ -573,8 +573,8 @@ def regression(
 ) -> dict[str, Any]:
     """Return the errors of FDSKL and of pooled models on a set with numbers.
 
-    They are mean squared errors over the variance of the labels: ``scores`` as
-    :func:`errors` has them. The model of ``SecureRidge`` is made from pooled columns.
+    They are mean squared errors over the variance of the labels, in ``scores`` as in
+    :func:`errors`. The model of ``SecureRidge`` is made from pooled columns.
     """
     measured = []
     for seed in range(seeds):
@@ -614,10 +614,10 @@ def defaults(
     seeds: int,
     budgets: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Train `DEFAULTS` on 9,000 rows or fewer, with a budget instead of their own.
+    """Train `DEFAULTS` on at most 9,000 rows, with a budget instead of their defaults.
 
-    Errors are in percent, or mean squared errors over the variance; ``base`` is that of
-    the most frequent class, or of the mean.
+    Errors are in percent, or mean squared errors over the variance; ``base`` is the
+    error of the most frequent class, or of the mean.
     """
     given: dict[str, Any] = {"bits": "auto"} | (
         {"budget": budgets[0]} if budgets else {}
@@ -785,7 +785,7 @@ TABLES: dict[str, tuple[Callable[..., Any], Callable[..., Iterator[str]], Any, A
     "topologies": (topologies, topologies_page, (), ()),
     "scaling": (scaling, scaling_page, ("covtype",), CLASSES),
 }
-"""What measures a data set, its page, and its data sets: by default, and all."""
+"""For each table: function, page, default data sets and all data sets."""
 
 
 @app.command()
@@ -793,7 +793,7 @@ def main(
     context: typer.Context,
     tables: Annotated[list[str], tables_of(TABLES)],
     datasets: Annotated[
-        list[str] | None, some_of(EVERY, "Data sets; by default those of a table.")
+        list[str] | None, some_of(EVERY, "Data sets; default: of each table.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Splits of each data set.")] = 3,
     rows: Annotated[int, typer.Option(min=8, help="Of each data set.")] = 20_000,

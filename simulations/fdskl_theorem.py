@@ -1,14 +1,14 @@
-"""Theorem 4 of the FDSKL paper: how far f_t is from f_* beside what the theorem says.
+"""Theorem 4 of the FDSKL paper: the distance of f_t from f_* beside the bound.
 
 ::
 
     python -m simulations.fdskl_theorem --datasets breast_cancer
 
-The minimiser f_* is that of the kernel itself, on 100 rows: kernel logistic regression
-with lambda = 1 / 2, whose dual coefficients L-BFGS finds. Runs of one row and one
-feature an iteration, on pooled columns, are Algorithm 1 to the letter: that the
-protocol gives the same f_t is shown in tests. breast_cancer is scikit-learn's,
-and ijcnn1 an npz file.
+The minimiser f_* belongs to the kernel itself, on 100 rows: kernel logistic regression
+with lambda = 1 / 2, whose dual coefficients L-BFGS finds. Runs with one row and one
+feature per iteration, on pooled columns, are Algorithm 1 to the letter; tests show that
+the protocol gives the same f_t. breast_cancer is in scikit-learn, and ijcnn1 is an npz
+file.
 
 [1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
     Vertically Partitioned Data", KDD 2020.
@@ -57,16 +57,16 @@ EPS = [0.02, 0.01, 0.005]
 """The errors to reach."""
 
 FACTORS = (1, 16, 128, 1024)
-"""How many times the step of the theorem is taken."""
+"""Multiples of the theorem's step."""
 
 TRAIN, NEW, RUNS = 100, 100, 10
-"""Rows to train on, other rows, and runs of which the mean is taken."""
+"""Rows to train on, other rows, and runs over which the mean is taken."""
 
 CHUNK = 512
 """Iterations whose features are made together."""
 
 POINTS = 40
-"""Points of a curve at most."""
+"""Maximum number of points of a curve."""
 
 
 def theorem4_step(
@@ -77,7 +77,7 @@ def theorem4_step(
     .. math:: \gamma < \min\Big\{\frac1\lambda,
        \frac{\epsilon\lambda}{4 M^2 (\sqrt\kappa + \sqrt\phi)^2}\Big\}
 
-    M bounds \|L'\|; the square loss has none, which leaves no step.
+    M bounds \|L'\|; the square loss has no bound, and so no such step.
     """
     spread = (math.sqrt(kappa) + math.sqrt(phi)) ** 2
     return min(1 / regularization, eps * regularization / (4 * slope**2 * spread))
@@ -92,7 +92,7 @@ def theorem4_iterations(
     distance: float,
     theta: float = 1.0,
 ) -> int:
-    r"""Return how many iterations Theorem 4 asks for (equation 8); e_1 = `distance`.
+    r"""Return the number of iterations in Theorem 4 (equation 8); e_1 = `distance`.
 
     .. math:: t \ge \frac{8\kappa B \log(8\kappa e_1/\epsilon)}
        {\vartheta\epsilon\lambda}, \quad
@@ -110,9 +110,9 @@ def theorem4_iterations(
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows, and the minimiser of equation 1 on the first of them."""
+    """Rows, and the minimiser of equation 1 on the first n rows."""
 
-    X: Array  # n rows to train on, and m others
+    X: Array  # n rows to train on, and m other rows
     y: Array  # labels of the n rows
     bandwidth: float
     best: Array  # f_* of all rows
@@ -127,7 +127,7 @@ def load(name: str, folder: Path | None) -> tuple[Array, Array]:
 
 
 def problem_of(X: Array, y: Array, n: int, regularization: float) -> Problem:
-    """Solve equation 1 with the logistic loss and the Gaussian kernel on n of the rows.
+    """Solve equation 1 with the logistic loss and the Gaussian kernel on n rows.
 
     The minimiser is f = sum_i a_i K(x_i, .); its median distance is the bandwidth.
     """
@@ -164,7 +164,7 @@ def errors_of_runs(
     runs: int = RUNS,
     seed: int = 0,
 ) -> Iterator[tuple[int, Array]]:
-    """Yield t and the mean over runs of (f_t(x) - f_*(x))^2 of all rows.
+    """Yield t and the mean over runs of (f_t(x) - f_*(x))^2 for all rows.
 
     Equation 7 with one row and one feature: f becomes (1 - gamma lambda) f - gamma
     L'(f(x_i), y_i) phi(x_i) phi.
@@ -200,10 +200,10 @@ def rate(
     eps: Sequence[float] = EPS,
     factors: Sequence[int] = FACTORS,
 ) -> dict[str, Any]:
-    """Return what the theorem asks for on a data set, and what is measured.
+    """Return the iterations that the theorem asks for, and the measured errors.
 
-    With c times the step a run has a c-th of the iterations, so that (1 - gamma
-    lambda)^t stays what it was.
+    With c times the step a run has 1/c of the iterations, so that (1 - gamma lambda)^t
+    stays the same.
     """
     X, y = load(name, folder)
     problem = problem_of(X, y, TRAIN, REGULARIZATION)

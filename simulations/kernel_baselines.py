@@ -1,4 +1,4 @@
-"""What federated kernel k-means is compared with, and the data of the experiments.
+"""Baselines of federated kernel k-means, and the data of the experiments.
 
 =====================  ===============================================================
 `central_kernel`       CK [2]: eigenvectors of the kernel matrix, k-means at the server
@@ -8,12 +8,12 @@
 `plain`                distributed k-means [5] of the raw columns
 =====================  ===============================================================
 
-Each takes the rows X of all parties, (n, d), the row numbers of each, the number k of
-clusters and a Generator for all draws. It returns the cluster of each row, and how many
-floats the parties upload. Nothing here is sent. The floats are counted from what
-parties would upload: for CK and SK all the data, as in [1]; for distributed k-means a
-cost for each party, and the columns and the weight of each row of the coreset, where
-[1] counts only the columns.
+Each method takes the rows X of all parties, (n, d), the row numbers of each party, the
+number k of clusters and a Generator for all draws. It returns the cluster of each row
+and the number of floats that the parties upload. Nothing here is sent: the floats are
+counted from the data that parties would upload. For CK and SK these are all the data,
+as in [1]; for distributed k-means a cost for each party, and the columns and the weight
+of each row of the coreset ([1] counts only the columns).
 
 [1] "A communication efficient federated kernel k-means".
 [2] H. Zha, X. He, C. Ding, M. Gu, H. Simon, "Spectral relaxation for k-means
@@ -62,8 +62,9 @@ from vfl_flower.typing import Array
 class Rows:
     """Rows X of all parties, (n, d), with their classes y, and settings.
 
-    k clusters, s components, a coreset of C rows, gamma of the kernel, and for the
-    recovery c of the bound c / t that [1] plots, the numbers D of features, and T.
+    The settings are k clusters, s components, a coreset of C rows and gamma of the
+    kernel; for the recovery also c of the bound c / t that [1] plots, the numbers D of
+    features, and T.
     """
 
     name: str
@@ -96,7 +97,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Fields of `Rows`, by data set; [1] prints s and D in a picture."""
 
 GENERATED = 3000
-"""Rows of the sets that are generated."""
+"""Number of rows of the generated sets."""
 
 
 def load(name: str, folder: Path | None, rows: int) -> Rows:
@@ -123,12 +124,12 @@ def load(name: str, folder: Path | None, rows: int) -> Rows:
 
 
 def generated(name: str) -> tuple[Array, Array]:
-    """Return rows of a known number of clusters, and which.
+    """Return rows of a known number of clusters, and the cluster of each row.
 
     ``groups-k``: normal, of variance 1, about k points at random in a cube of side 20
     with 10 columns. ``grid-9``: about the points of a grid, six standard deviations
-    apart. ``rings-2``: a circle within a circle. ``circles-2`` and ``moons-2``: those
-    of scikit-learn, standardised.
+    apart. ``rings-2``: a circle within a circle. ``circles-2`` and ``moons-2``: the
+    sets of scikit-learn, standardised.
     """
     form, _, count = name.partition("-")
     rng, k = np.random.default_rng(0), int(count)
@@ -175,7 +176,7 @@ def agreement(y: Array, labels: Array) -> float:
 
 
 def uploaded(ledger: Ledger) -> int:
-    """Return the floats that parties uploaded."""
+    """Return the number of floats that the parties uploaded."""
     return sum(entry.units_up for entry in ledger.entries.values())
 
 
@@ -198,7 +199,7 @@ def federated_labels(
 def federated(
     data: Rows, parts: list[Array], seed: int, **arguments: Any
 ) -> dict[str, Any]:
-    """Run FK k-means, and return how good its labels are and what they cost."""
+    """Run FK k-means, and return the quality and the costs of its labels."""
     begin = time.process_time()
     labels, result = federated_labels(data, parts, seed, **arguments)
     seconds = time.process_time() - begin
@@ -297,7 +298,7 @@ def central_kernel(
 ) -> tuple[Array, int]:
     """Cluster by the top eigenvectors of the kernel matrix (CK [2]).
 
-    `pairs` are those of `kernel_eigenpairs`: k-means runs on U_s Lambda_s^(1/2), with
+    `pairs` come from `kernel_eigenpairs`; k-means runs on U_s Lambda_s^(1/2), with
     K = U Lambda U^T. The floats are n d, the data.
     """
     values, U = pairs
@@ -342,7 +343,7 @@ def random_fourier(
 ) -> tuple[Array, int]:
     """Cluster random Fourier features by distributed k-means (RFK [4]).
 
-    The floats are those of `plain` with D, `n_features`, columns.
+    The number of floats is as for `plain` with D = `n_features` columns.
     """
     A = _fourier(X, n_features, gamma, rng)
     return plain(A, parts, k, rng, budget=budget)
@@ -365,24 +366,24 @@ def communication_pca(
 ) -> tuple[Array, int]:
     """Cluster by communication-efficient distributed kernel PCA (CE PCA [6]).
 
-    With `raw_points` as in [6], random features A, (n, D), only make the embedding, and
-    parties send the representative points as rows, so that all can project phi(x) on
-    their span by the kernel. Else A also stands for phi, so that points are sent as
-    their features, since raw rows must not leave a party [1]. `embedding`,
-    `row_embedding` and `n_points` are d_s, d_p and p of Appendix G of [1]: the numbers
-    of columns to which A is reduced (at most D), of rows to which a party's part is,
-    and of representative points, half of them drawn by leverage scores and half by
-    residuals, which [1] does not say. Rows are embedded by a count sketch, columns by a
-    Gaussian matrix.
+    With `raw_points` as in [6], random features A, (n, D), are used only for the
+    embedding, and parties send the representative points as rows, so that all parties
+    can project phi(x) on the span of these points by the kernel. Otherwise A also
+    stands for phi, so that points are sent as their features, since raw rows must not
+    leave a party [1]. `embedding`, `row_embedding` and `n_points` are d_s, d_p and p of
+    Appendix G of [1]. A is reduced to d_s columns (at most D), and a party's block of
+    it to d_p rows; p is the number of representative points, half of them drawn by
+    leverage scores and half by residuals (which [1] does not specify). Rows are
+    embedded by a count sketch, columns by a Gaussian matrix.
 
-    The floats are those of `plain` with s columns, and those of [6], with n_m rows at
-    party m, r_m = min(d_p, n_m), and q <= min(p', D) dimensions of the span of p'
-    distinct points (with `raw_points`: q <= p'):
+    The floats are counted as for `plain` with s columns, plus the floats of [6], with
+    n_m rows at party m, r_m = min(d_p, n_m), and q <= min(p', D) dimensions of the span
+    of p' distinct points (with `raw_points`: q <= p'):
 
     1. an embedding of each party's features, r_m x d_s;
-    2. the sum of its leverage scores, and of its squared residuals;
+    2. the sum of each party's leverage scores, and of its squared residuals;
     3. the p' <= p representative points, D floats each (with `raw_points`: d);
-    4. an embedding of its projections on their span, r_m x q.
+    4. an embedding of each party's projections on this span, r_m x q.
     """
     A = _fourier(X, n_features, gamma, rng)
     S = rng.standard_normal((n_features, min(embedding, n_features)))
@@ -425,7 +426,7 @@ def default_gamma(X: Array) -> float:
 
 def _pooled(H: Array, k: int, rng: np.random.Generator) -> Array:
     """Return the labels of k-means at the server."""
-    # On mushrooms 10 starts miss the best optimum in one run of ten.
+    # On mushrooms 10 starts miss the best optimum in one of ten runs.
     return _labels(H, weighted_kmeans(H, k, np.ones(len(H)), rng, n_init=30)[0])
 
 
@@ -434,7 +435,7 @@ def _labels(H: Array, centers: Array) -> Array:
 
 
 def _fourier(X: Array, D: int, gamma: float | None, rng: np.random.Generator) -> Array:
-    """Return A / sqrt(D), whose products are about the kernel's values."""
+    """Return A / sqrt(D), whose products approximate kernel values."""
     bandwidth = (2 * (gamma or default_gamma(X))) ** -0.5
     seed = int(rng.integers(2**63))
     draws = RandomFeatures("gaussian", X.shape[1], bandwidth, seed, orthogonal=False)
@@ -442,18 +443,18 @@ def _fourier(X: Array, D: int, gamma: float | None, rng: np.random.Generator) ->
 
 
 def _top(F: Array, s: int) -> Array:
-    """Return the s right singular vectors of the largest singular values, (d, s)."""
+    """Return the right singular vectors of the s largest singular values, (d, s)."""
     return np.asarray(np.linalg.svd(F, full_matrices=False)[2][:s].T)
 
 
 def _projections(A: Array, points: Array) -> Array:
-    """Return coordinates of all rows of A on the span of some of them, (n, q)."""
+    """Return coordinates of all rows of A in the span of some rows, (n, q)."""
     _, scale, V = np.linalg.svd(A[points], full_matrices=False)
     return np.asarray(A @ V[scale > 1e-10 * scale[0]].T)
 
 
 def _kernel_projections(X: Array, gamma: float, points: Array) -> Array:
-    """Return coordinates of phi(x) on the span of those of some rows of X, (n, q)."""
+    """Return coordinates of phi(x) in the span of phi of some rows of X, (n, q)."""
     from sklearn.metrics.pairwise import rbf_kernel
 
     values, V = np.linalg.eigh(rbf_kernel(X[points], gamma=gamma))

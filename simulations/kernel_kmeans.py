@@ -7,16 +7,16 @@ All tables take hours::
 ==========  ========================================================================
 recovery    error of the kernel matrix against iterations, with and without the
             communication mechanism: Figure 1 of [1]
-floats      floats an iteration, Lanczos steps and ranks: Figures 2, 4 and 5
+floats      floats per iteration, Lanczos steps and ranks: Figures 2, 4 and 5
 nmi         agreement with the true classes against floats and bytes: Figure 3
-clustering  k-means by sums over the parties beside that of [1], on a coreset
+clustering  k-means by sums over the parties beside k-means on a coreset, as in [1]
 number      the number of clusters that the server chooses, beside pooled criteria
 gamma       agreement at the default gamma and at larger ones, beside k-means
 ==========  ========================================================================
 
-Rows are split among five parties, the *users* of [1]. What FK k-means is compared with
-is in :mod:`simulations.kernel_baselines`. Digits are scikit-learn's; the others are npz
-files with X and y in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``: mushrooms,
+Rows are split among five parties, the *users* of [1]. The baselines of FK k-means are
+in :mod:`simulations.kernel_baselines`. Digits are in scikit-learn; the other sets are
+npz files with X and y in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``: mushrooms,
 mnist, covtype, covtype15k, celltype. Groups, grid, rings, circles and moons are
 generated.
 
@@ -90,7 +90,7 @@ RULES = ("auto", "paper", "oracle")
 """Thresholds: the strategy's two, and the true (s + 1)-th eigenvalue of K."""
 
 SAME = 0.01
-"""How far below another method in NMI a method still counts as equally good."""
+"""Difference in NMI up to which a method still counts as equally good."""
 
 APPENDIX: dict[str, tuple[int, tuple[int, ...]]] = {
     "mushrooms": (200, (100, 300, 500, 700)),
@@ -104,7 +104,7 @@ APPENDIX: dict[str, tuple[int, tuple[int, ...]]] = {
 
 
 def slope(curve: Array) -> float:
-    """Return the slope of log error on log t over t = 2 .. T; nan where T < 3."""
+    """Return the slope of log error on log t over t = 2 .. T; nan if T < 3."""
     if len(curve) < 3:
         return math.nan
     t = np.arange(2, len(curve) + 1)
@@ -125,8 +125,8 @@ def recovery(data: Rows, *, seeds: int = 5, without: int = 50) -> dict[str, Any]
     """Compare K_t with the best approximation of K of rank s, by D and threshold.
 
     The run without the mechanism has D = `without`, threshold "auto" and the features
-    of the run with it, so that the two differ in their solvers alone. Each curve has
-    ``errors``, (seeds, T). Raises MissingData if the kernel matrix does not fit.
+    of the run with it, so that the two runs differ only in their solvers. Each curve
+    has ``errors``, (seeds, T). Raises MissingData if the kernel matrix does not fit.
     """
     values, vectors = kernel_eigenpairs(data.X, data.s + 1)
     oracle, largest = float(values[data.s]), (values[: data.s], vectors[:, : data.s])
@@ -160,7 +160,7 @@ def recovery(data: Rows, *, seeds: int = 5, without: int = 50) -> dict[str, Any]
 def start(
     data: Rows, D: int, rule: str, seed: int, oracle: float
 ) -> tuple[Callable[[int], Array], float | None]:
-    """Return the features as a function of t, and lambda (None: that of "auto")."""
+    """Return the features as a function of t, and lambda (None: as for "auto")."""
     D_1 = first_features(D, data.s) if rule == "auto" else D
     draw = lru_cache(maxsize=1)(pooled_draw(data.X, D, D_1, seed))
     if rule == "paper":
@@ -207,7 +207,7 @@ def recovery_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def difference(entry: Mapping[str, Any]) -> str:
-    """Return, as a sentence, how far the curves with and without CEM are apart."""
+    """Return a sentence on the distance of the curves with and without CEM."""
     curves = {
         (curve["D"], curve["rule"], curve["cem"]): np.mean(curve["errors"], axis=0)
         for curve in entry["curves"]
@@ -220,7 +220,7 @@ def difference(entry: Mapping[str, Any]) -> str:
     return f"With and without CEM: {max(gaps):.1e} apart at most." if gaps else ""
 
 
-# --- Floats an iteration ------------------------------------------------------------
+# --- Floats per iteration ------------------------------------------------------------
 
 SOLVERS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "gram": ({}, ["gram"]),
@@ -233,7 +233,7 @@ SOLVERS: dict[str, tuple[dict[str, Any], list[str]]] = {
 """Arguments of the strategy, and the steps of its iterations."""
 
 LEDGER = 10_000
-"""Most rows of a set that is also clustered with messages."""
+"""Maximum rows of a set that is also clustered with messages."""
 
 
 def floats(
@@ -241,9 +241,9 @@ def floats(
 ) -> dict[str, Any]:
     """Count the floats uploaded in each iteration, by formula and by the ledger.
 
-    By iteration ``sizes`` (D + r_t), ``ranks`` (of Z_{t+1}), ``Q_0`` and ``Q_1``; for
-    each of `SOLVERS` the floats of all iterations. At most 10,000 rows are also
-    clustered by the federated algorithm, whose ledger counts.
+    The result has, by iteration, ``sizes`` (D + r_t), ``ranks`` (of Z_{t+1}), ``Q_0``
+    and ``Q_1``, and for each of `SOLVERS` the floats of all iterations. Sets of at most
+    10,000 rows are also clustered by the federated algorithm, whose ledger counts.
     """
     draw, _ = start(data, D, "auto", 0, math.nan)
     rng, n = np.random.default_rng(0), len(data.X)
@@ -369,7 +369,7 @@ def baseline(
     seed: int,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Run a method that FK k-means is compared with."""
+    """Run a baseline of FK k-means."""
     rng, begin = np.random.default_rng(seed), time.process_time()
     labels, count = method(data.X, parts, data.k, rng, **arguments)
     seconds = time.process_time() - begin
@@ -382,7 +382,7 @@ def fk(D: int, T: int, **arguments: Any) -> tuple[str, Method]:
 
 
 def rival(family: str, method: Any, **arguments: Any) -> tuple[str, Method]:
-    """Return a method that FK k-means is compared with."""
+    """Return a baseline of FK k-means."""
     return family, partial(baseline, method, **arguments)
 
 
@@ -411,8 +411,8 @@ def methods(data: Rows, quick: bool) -> dict[str, tuple[str, Method]]:
 def published(data: Rows) -> dict[str, tuple[str, Method]]:
     """Return the methods with the settings of Appendix G of [1], and CE PCA as in [2].
 
-    D of FK k-means is in a picture that we do not have: the strategy's default. Raises
-    MissingData if the appendix does not have this data set.
+    D of FK k-means is printed in a picture that we do not have, so it is the strategy's
+    default. Raises MissingData if the appendix does not have this data set.
     """
     if data.name not in APPENDIX:
         raise MissingData(f"Appendix G of the paper has no settings for {data.name}")
@@ -437,7 +437,7 @@ def published(data: Rows) -> dict[str, tuple[str, Method]]:
 def rivals(
     data: Rows, rfk: Iterable[tuple[int, int]], ce_pca: Sequence[int]
 ) -> dict[str, tuple[str, Method]]:
-    """Return what FK k-means is compared with: by D and C of RFK, and D of CE PCA."""
+    """Return the baselines of FK k-means, with these D and C of RFK and D of CE PCA."""
     C, s = data.coreset, data.s
     chosen = {
         f"RFK, D = {D}, C = {size}": rival(
@@ -461,7 +461,7 @@ def landmarks(n: int) -> int:
 
 
 def shown_name(name: str, n: int) -> str:
-    """Return the name of a method on n rows as tables have it."""
+    """Return the name of a method on n rows as tables show it."""
     if name == "SK":
         return f"SK, {landmarks(n)} landmarks"
     return name.replace("CE PCA, ", "CE PCA, points as features, ")
@@ -475,14 +475,14 @@ def nmi(
     quick: bool = False,
     appendix: bool = False,
 ) -> dict[str, Any]:
-    """Run all methods on a data set, each seed with a split of its own.
+    """Run all methods on a data set, with a different split for each seed.
 
-    `quick` has fewer settings of each method, `appendix` those of Appendix G of [1].
-    The methods have by name their ``family``, ``nmi`` of each seed, and means of
-    ``floats``, ``bytes`` and ``seconds``.
+    `quick` has fewer settings of each method, `appendix` the settings of Appendix G of
+    [1]. The result has, for each method, its ``family``, ``nmi`` for each seed, and
+    means of ``floats``, ``bytes`` and ``seconds``.
     """
     todo = published(data) if appendix else methods(data, quick)
-    try:  # CK computes its eigenpairs once: its seeds matter to k-means alone
+    try:  # CK computes its eigenpairs once: its seeds matter only to k-means
         pairs = kernel_eigenpairs(data.X, data.s)
         todo["CK"] = "central", partial(baseline, central_kernel, pairs=pairs)
     except MissingData as reason:
@@ -500,7 +500,8 @@ def nmi(
 def needed(entry: Mapping[str, Any], name: str, family: str) -> tuple[str, float]:
     """Return the cheapest setting of a family as good as `name`, and its floats.
 
-    As good: its mean NMI is at most `SAME` below. "" and infinity if there is none.
+    A setting is as good if its mean NMI is at most `SAME` lower. Returns "" and
+    infinity if there is no such setting.
     """
     methods = entry["methods"]
     least = float(np.mean(methods[name]["nmi"])) - SAME
@@ -542,7 +543,7 @@ def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def needed_table(entry: Mapping[str, Any]) -> str:
-    """Return what each setting of FK k-means saves at the same NMI."""
+    """Return a table of the savings of each setting of FK k-means at the same NMI."""
     rivals = {
         "RFK": "RFK: floats for the same NMI (saved)",
         "CE PCA": "CE PCA: floats for the same NMI (saved)",
@@ -619,7 +620,7 @@ CRITERIA = ("simplified", "silhouette", "variance ratio", "gap", "eigenvalues")
 
 
 def number(data: Rows, *, parties: int = PARTIES, seeds: int = 3) -> dict[str, Any]:
-    """Let the server choose k, and pooled criteria from all rows of its embedding."""
+    """Choose k by the server, and by pooled criteria on all rows of its embedding."""
     runs = []
     for seed in range(seeds):
         blocks = [Party(data.X[rows]) for rows in split_of(data, parties, seed)]
@@ -637,13 +638,13 @@ def number(data: Rows, *, parties: int = PARTIES, seeds: int = 3) -> dict[str, A
 
 
 def pooled_numbers(H: Array, rng: np.random.Generator) -> dict[str, int]:
-    """Return the k from 2 to 15 that criteria choose from all rows of an embedding.
+    """Return the k from 2 to 15 that criteria choose for all rows of an embedding.
 
-    ``simplified``: the simplified silhouette that the server has of sums, here of all
-    rows. ``silhouette``: of Rousseeuw (1987), on 2,000 rows. ``variance ratio``: of
-    Calinski and Harabasz (1974). ``gap``: of Tibshirani, Walther and Hastie (2001),
-    with five uniform references along the principal axes. ``eigenvalues``: the largest
-    ratio of an eigenvalue of the kernel matrix to the next one, from the second on.
+    ``simplified``: the simplified silhouette that the server computes from sums, here
+    from all rows. ``silhouette``: Rousseeuw (1987), on 2,000 rows. ``variance ratio``:
+    Calinski and Harabasz (1974). ``gap``: Tibshirani, Walther and Hastie (2001), with
+    five uniform references along the principal axes. ``eigenvalues``: the largest ratio
+    of an eigenvalue of the kernel matrix to the next eigenvalue, from the second on.
     """
     from sklearn.metrics import calinski_harabasz_score, silhouette_score
 
@@ -682,7 +683,7 @@ def pooled_numbers(H: Array, rng: np.random.Generator) -> dict[str, int]:
 
 
 def number_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the table of the numbers of clusters."""
+    """Yield the table of chosen numbers of clusters."""
     yield "## Number of clusters"
     yield table(
         {"": name, "K": str(entry["k"])}
@@ -697,7 +698,7 @@ def number_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 # --- The width of the kernel ----------------------------------------------------------
 
 TIMES = (1, 2, 5, 20)
-"""What the default gamma is multiplied by."""
+"""Factors by which the default gamma is multiplied."""
 
 
 def gamma(data: Rows, *, parties: int = PARTIES, seeds: int = 3) -> dict[str, Any]:
@@ -752,7 +753,7 @@ NAMES = ("digits", "mushrooms", "mnist-20k", "mnist", "covtype")
 
 @dataclass(frozen=True)
 class Table:
-    """What measures a data set and writes the page, and the defaults."""
+    """The functions that measure a data set and write the page, and the defaults."""
 
     measure: Callable[..., dict[str, Any]]
     page: Callable[[Any], Iterator[str]]

@@ -1,17 +1,17 @@
-"""What the server of FK k-means can make of its messages, and how long to iterate.
+"""Attacks of the server on the messages of FK k-means, and numbers of iterations.
 
 No table needs a file::
 
     python -m simulations.kernel_kmeans_attacks sums points iterations
 
 ==========  ========================================================================
-sums        sums of clusters: differences that are rows, with whole clusters and with
+sums        sums of clusters: differences that equal rows, for whole clusters and with
             the coins and noise of ``clustering="sums"``
 points      points of the coreset: distances, and rows up to a rotation
-iterations  inertia above that of 160 iterations, against how far the subspace moved
+iterations  inertia in excess of 160 iterations, against the movement of the subspace
 ==========  ========================================================================
 
-The attacks have what an honest server has: the messages of a run, which
+The attacks use the data of an honest server: the messages of a run, which
 :class:`Watched` keeps. Runs have a seed, so that they can be repeated, but no attack
 uses it. Errors of rows are relative to a guess of the mean of all rows, whose error
 is 1.
@@ -65,14 +65,14 @@ REAL: dict[str, Any] = {"n_features": 50, "iterations": 20, "subspace_tol": 0.01
 # --- Data -----------------------------------------------------------------------------
 
 DRAWN = 900
-"""Rows of the sets that are drawn here, and of digits where it is attacked."""
+"""Rows of the sets that are drawn here, and of digits when it is attacked."""
 
 
 def load(name: str, most: int | None = None) -> Array:
     """Return at most `most` rows of a set, without constant columns.
 
-    A set of scikit-learn, ``exponential`` and ``noise``, whose columns are independent,
-    or ``blobs``, five normal groups; standardised but for digits.
+    `name` is a set of scikit-learn, ``exponential`` or ``noise``, whose columns are
+    independent, or ``blobs``, five normal groups. All but digits are standardised.
     """
     rng = np.random.default_rng(0)
     if name == "exponential":
@@ -92,14 +92,14 @@ def split(X: Array) -> list[Party]:
     return [Party(X[m::PARTIES]) for m in range(PARTIES)]
 
 
-# --- What the server has --------------------------------------------------------------
+# --- Data of the server --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Values of a message to a party and of its reply, as the server has them.
+    """Values of a message to a party and of its reply, as the server sees them.
 
-    `frame` is what stands beside the values of the message, such as bounds of sums.
+    `frame` has the settings beside the values of the message, such as bounds of sums.
     """
 
     action: str
@@ -109,7 +109,7 @@ class Exchange:
 
 
 class Watched(InProcessGrid):
-    """A grid that keeps all messages, in the order in which they were made."""
+    """A grid that keeps all messages, in order of creation."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
@@ -123,7 +123,7 @@ class Watched(InProcessGrid):
         return number
 
     def trips(self, step: str) -> list[list[Exchange]]:
-        """Return the exchanges of a step, those of all parties together."""
+        """Return the exchanges of a step, grouped over all parties."""
         of = [e for e in self.exchanges if e.action == f"kernel_kmeans_{step}"]
         count = len(self._parties)
         return [of[k : k + count] for k in range(0, len(of), count)]
@@ -131,10 +131,11 @@ class Watched(InProcessGrid):
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What an honest server has of a pass that moves centres, of each of a starts.
+    """Data that an honest server has of a pass that moves centres, in each of a starts.
 
-    The centres, (a, k, s), and of each cluster the rows in the pass before, the rows,
-    and the rows in its sum, (a, k), and the sum over all parties, (a, k, s).
+    The centres, (a, k, s); for each cluster its number of rows in the pass before and
+    now, and the number of rows in its sum, (a, k); and the sum over all parties, (a, k,
+    s).
     """
 
     centers: Array
@@ -145,7 +146,7 @@ class Seen:
 
 
 def passes(grid: Watched) -> list[Seen]:
-    """Return what the server has of each pass, by adding what the parties sent."""
+    """Return the server's data of each pass, by adding the parties' values."""
     seen = []
     for trip in grid.trips("lloyd"):
         request, frame = trip[0].request, trip[0].frame
@@ -162,7 +163,7 @@ def passes(grid: Watched) -> list[Seen]:
 
 
 def whole_clusters() -> AbstractContextManager[Any]:
-    """Sum whole clusters, without coins and noise, while this context lasts."""
+    """Sum whole clusters, without coins and noise, within this context."""
     return patch.multiple(summed_kmeans, SHARE=1.0, NOISE=0.0, LEAVERS=0)
 
 
@@ -174,7 +175,7 @@ FORMS = {"whole clusters, no noise": True, "the default": False}
 """Whether the sums are of whole clusters."""
 
 KNOWN = 30
-"""Rows that an attacker knows, of which the others may follow."""
+"""Number of rows that an attacker knows, from which other rows may follow."""
 
 EXACT = 1e-6
 """Largest error of a row that counts as found."""
@@ -183,7 +184,7 @@ EXACT = 1e-6
 def watched_sums(
     X: Array, seed: int, *, whole: bool, starts: int = 30
 ) -> tuple[list[Seen], Array]:
-    """Run with ``clustering="sums"``; return what the server has, and H of the rows."""
+    """Run with ``clustering="sums"``; return the server's data, and H of the rows."""
     grid = Watched(split(X))
     strategy = FKKMeans(CLUSTERS, 20, n_init=starts, seed=seed, **REAL)
     with whole_clusters() if whole else nullcontext():
@@ -194,7 +195,7 @@ def watched_sums(
 
 
 def differences(seen: Sequence[Seen]) -> Array:
-    """Return all differences of two sums of which one has a row more."""
+    """Return all differences of two sums of which one has one more row."""
     sums, counts = (
         np.concatenate([getattr(s, name)[s.before >= LEAST_ROWS] for s in seen])
         for name in ("sums", "counts")
@@ -206,8 +207,8 @@ def differences(seen: Sequence[Seen]) -> Array:
 def averaged(seen: Sequence[Seen]) -> Array:
     """Return differences of sums that are averaged over passes and starts first.
 
-    Clusters of one size next to the same one of the last centres count as the same; the
-    mean of what was sent, times the size, is about the sum of the whole cluster.
+    Clusters of equal size whose nearest final centre is the same count as the same
+    cluster; the mean of the sent values, times the size, is about the whole sum.
     """
     places = seen[-1].centers[0]
     means: dict[tuple[int, int], list[Array]] = {}
@@ -228,7 +229,7 @@ ATTACKS = {"differences": differences, "averaged, then differences": averaged}
 
 
 def nearest(guesses: Array, H: Array) -> Array:
-    """Return each row's distance to the guess next to it; 1 is that of the mean."""
+    """Return each row's distance to its nearest guess; 1 is its distance to the mean."""
     if not len(guesses):
         return np.full(len(H), np.inf)
     middle = np.linalg.norm(H - H.mean(axis=0), axis=1)
@@ -236,7 +237,7 @@ def nearest(guesses: Array, H: Array) -> Array:
 
 
 def blind_draws(H: Array, count: int) -> Array:
-    """Return guesses that know mean and covariance of the rows alone."""
+    """Return guesses that use only the mean and the covariance of the rows."""
     moments = H.mean(axis=0), np.cov(H.T)
     return np.random.default_rng(0).multivariate_normal(*moments, count)
 
@@ -245,7 +246,7 @@ def follow(points: Array, X: Array, known: Array) -> float:
     """Return the error of rows that follow from their points and from known rows.
 
     A linear map is fitted to the known rows. The error is the root mean square over the
-    other rows, in standard deviations of a column where X is standardised.
+    other rows, in standard deviations of a column if X is standardised.
     """
     A = np.column_stack([points, np.ones(len(points))])
     ridge = 1e-3 * np.eye(A.shape[1])
@@ -255,12 +256,12 @@ def follow(points: Array, X: Array, known: Array) -> float:
 
 
 def sums(name: str, *, seeds: int = 3, starts: int = 30) -> dict[str, Any]:
-    """Attack sums of clusters in several runs, each with as many starts of k-means.
+    """Attack sums of clusters in several runs with `starts` starts of k-means each.
 
-    Each attack has by run ``guesses``, ``exact`` (rows found), ``nearest`` and
-    ``median`` (errors of the rows), and ``blind_nearest`` and ``blind_median``, of as
-    many normal draws; ``known`` are, by what stands for the points of the rows, the
-    errors of the rows that follow.
+    Each attack has, by run, ``guesses``, ``exact`` (rows found), ``nearest`` and
+    ``median`` (errors of the rows), and ``blind_nearest`` and ``blind_median`` for the
+    same number of normal draws. ``known`` has the errors of the rows that follow, by
+    the substitute for the points of the rows.
     """
     X = load(name)
     cells: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -281,7 +282,7 @@ def sums(name: str, *, seeds: int = 3, starts: int = 30) -> dict[str, Any]:
                     "blind_median": float(np.median(blind)),
                 }
                 cells.setdefault((form, attack), []).append(cell)
-        # H and what is seen are now those of the default, which is the last form.
+        # H and the seen data now belong to the default, which is the last form.
         chosen = np.random.default_rng(seed).choice(len(X), KNOWN, replace=False)
         guesses = np.concatenate([of(seen) for of in ATTACKS.values()])
         blind = blind_draws(H, len(guesses))
@@ -299,7 +300,7 @@ def sums(name: str, *, seeds: int = 3, starts: int = 30) -> dict[str, Any]:
 
 
 def span(values: Sequence[float], form: str = ".2f") -> str:
-    """Return the least and the largest value.
+    """Return the smallest and the largest value.
 
     >>> span([0.5, 0.25, 1]), span([1000, 1000], ",d")
     ('0.25 to 1.00', '1,000')
@@ -344,8 +345,8 @@ COMPONENTS = (5, 20)
 def watched_points(X: Array, s: int, seed: int) -> tuple[Array, float]:
     """Run with ``clustering="coreset"`` and all rows in the coreset.
 
-    Returns the points that the parties sent, (n, s), in the order of the rows, and
-    gamma of the kernel, as the server sends it to the parties.
+    Returns the points that the parties sent, (n, s), in the order of the rows, and the
+    kernel's gamma, as the server sends it to the parties.
     """
     grid = Watched(split(X))
     settings = REAL | {"clustering": "coreset", "coreset_size": PARTIES * len(X)}
@@ -358,13 +359,13 @@ def watched_points(X: Array, s: int, seed: int) -> tuple[Array, float]:
 
 
 def squared_distances(points: Array, gamma: float) -> Array:
-    """Return |x - x'|^2 as cosines of the points give them: about exp(-gamma ..)."""
+    """Return |x - x'|^2 by cosines of the points, which are about exp(-gamma ..)."""
     unit = points / np.linalg.norm(points, axis=1, keepdims=True)
     return np.asarray(-np.log(np.clip(unit @ unit.T, 1e-3, 1)) / gamma)
 
 
 def scaling(squares: Array, d: int) -> Array:
-    """Return rows of these distances (classical scaling)."""
+    """Return rows with these distances (classical scaling)."""
     n = len(squares)
     J = np.eye(n) - 1 / n
     values, vectors = np.linalg.eigh(-J @ squares @ J / 2)
@@ -390,7 +391,7 @@ def up_to_linear(guess: Array, true: Array) -> float:
 
 
 def correlations(guess: Array, true: Array) -> Array:
-    """Return the |correlation| of columns of a guess, by row, and of true columns."""
+    """Return the |correlation| of columns of a guess (by row) with true columns."""
     d = guess.shape[1]
     return np.asarray(np.abs(np.corrcoef(guess.T, true.T)[:d, d:]))
 
@@ -400,7 +401,7 @@ def components(values: Array) -> Array:
     from sklearn.decomposition import FastICA
 
     model = FastICA(whiten="unit-variance", random_state=0, max_iter=1000)
-    with warnings.catch_warnings():  # it does not converge where there is nothing
+    with warnings.catch_warnings():  # it does not converge if there is nothing
         warnings.simplefilter("ignore")
         return np.asarray(model.fit_transform(values))
 
@@ -408,11 +409,11 @@ def components(values: Array) -> Array:
 def points(name: str, *, seeds: int = 3, most: int = DRAWN) -> dict[str, Any]:
     """Attack the points of the coreset in several runs, without the features' seed.
 
-    By run ``kernel``, the root mean squared error of kernel values of two rows;
-    ``distances``, the correlation with true squared distances; ``rotation``, the error
-    of rows from these distances up to a rotation; ``linear``, that of rows from points
-    up to a linear map; ``column``, the median |correlation| of a column with the
-    independent component nearest to it.
+    The result has by run ``kernel``, the root mean squared error of kernel values of
+    two rows; ``distances``, the correlation with true squared distances; ``rotation``,
+    the error of rows found from these distances up to a rotation; ``linear``, the error
+    of rows found from points up to a linear map; and ``column``, the median
+    |correlation| of a column with its nearest independent component.
     """
     X = load(name, most)
     d, above = X.shape[1], np.triu_indices(len(X), 1)
@@ -425,7 +426,7 @@ def points(name: str, *, seeds: int = 3, most: int = DRAWN) -> dict[str, Any]:
             missed = (H @ H.T - np.exp(-gamma * true))[above]
             squares = squared_distances(H, gamma)
             rows = scaling(squares, d)
-            # Distances of points have no more dimensions that are worth much.
+            # Distances of points have no more useful dimensions.
             found = components(scaling(squares, min(d, s)))
             cells.append(
                 {
@@ -441,7 +442,7 @@ def points(name: str, *, seeds: int = 3, most: int = DRAWN) -> dict[str, Any]:
 
 
 def points_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the table of what points show."""
+    """Yield the table of attacks on points."""
     yield "## What the points of the coreset show"
     yield table(
         {
@@ -474,10 +475,10 @@ TIMES = (2, 5, 10, 20, 40)
 """T."""
 
 LONG = 160
-"""T of the run that the others are compared with."""
+"""T of the run with which the others are compared."""
 
 BANDS = {"1 or more": (MOVING, np.inf), "0.3 to 1": (0.3, MOVING), "0 to 0.3": (0, 0.3)}
-"""How far the subspace moves."""
+"""Movement of the subspace."""
 
 
 def iterations(
@@ -485,8 +486,8 @@ def iterations(
 ) -> dict[str, Any]:
     """Run with several numbers T of iterations, and with many.
 
-    ``above`` is the share by which the inertia is above that of the longest run with
-    the same seed.
+    ``above`` is the share by which the inertia exceeds the inertia of the longest run
+    with the same seed.
     """
     parties, k = split(load(name)), SETS[name]
     runs: dict[int, dict[str, Any]] = {t: {"T": t} for t in times}
@@ -545,7 +546,7 @@ TABLES: dict[str, tuple[Any, Any, list[str], int]] = {
     "points": (points, points_page, POINTS, 3),
     "iterations": (iterations, iterations_page, [*SETS], 4),
 }
-"""What measures, what yields the page, the data sets, and the runs."""
+"""Measuring function, page function, data sets, and number of runs."""
 
 app = new_app()
 

@@ -5,7 +5,7 @@
 `RowLanczos`           the same without the mechanism (section 4.1)
 `pooled_draw`          the random features of a federated run
 `paper_threshold`      lambda as in [1]
-`recovery_error`       the error of Figure 1
+`recovery_error`       the error in Figure 1
 =====================  ===============================================================
 
 [1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
@@ -83,11 +83,11 @@ def pooled_fkkm(
     T, s : int
         Number of iterations and of components.
     threshold : float, optional
-        lambda. Default: `default_threshold` of the first iteration, where only the s +
-        1 largest eigenvalues are kept, so that Lanczos need not look for more.
+        lambda. Default: `default_threshold` of the first iteration, in which only the s
+        + 1 largest eigenvalues are kept, so that Lanczos need not search for more.
     factor : float
-        eta_t = min(1, factor / t), where all iterations have as many features: 1 is
-        Algorithm 1, and 2 is Theorem 1, where t = 1 counts no more from t = 2 on.
+        eta_t = min(1, factor / t), if all iterations have the same number of features:
+        1 is Algorithm 1, and 2 is Theorem 1, where t = 1 has no weight from t = 2 on.
     """
     seen = 0
     for t in range(1, T + 1):
@@ -114,7 +114,7 @@ class RowLanczos:
         self.B, self.rng = np.empty((n, 0)), np.random.default_rng(0)
 
     def step(self, A: Array, eta: float, lam: float, s: int) -> tuple[Array, int]:
-        """Return H, were this the last iteration, and Q_0, the number of products.
+        """Return H as if this were the last iteration, and Q_0, the number of products.
 
         `A` is A_t of shape (n, D), `eta` and `lam` are eta_t and lambda.
         """
@@ -134,7 +134,7 @@ class RowLanczos:
 
 
 def pooled_draw(X: Array, D: int, D_1: int, seed: int) -> Callable[[int], Array]:
-    """Return a function of t that gives A_t, as in a federated run with this seed."""
+    """Return the function from t to A_t of a federated run with this seed."""
     d = X.shape[1]
     width = bandwidth("gaussian", default_gamma(X))
     draws = RandomFeatures("gaussian", d, width, seed, orthogonal=True)

@@ -7,21 +7,21 @@ All tables take about an hour on an idle machine::
 
 ==========  ========================================================================
 loss        loss ratios of MUFC, K-FED and DC-KM: Tables 1 and 2 of [1]
-removal     time to remove rows against retraining, and the loss ratio over removals:
+removal     time of removals against retraining, and the loss ratio over removals:
             Figures 3 to 5
 speedup     speed-up of random removals over all requests: Section 6
-bound       how often removals redraw, and how many distances they take, beside Lemma
+bound       frequency of redraws, and number of distances, of removals, beside Lemma
             F.1 and Theorem 5.4
 settings    the quantisation step, the clusters and the centroids of a party: Figure 3
-sizes       what a removal costs a party, whatever its number of rows
-adding      time to add rows against training anew, and how many rows both show
+sizes       the cost of a removal to a party, whatever its number of rows
+adding      time to add rows against retraining, and the number of rows both show
 number      the number of clusters chosen from the bins, by three criteria
-membership  what one training tells about membership, and what hiding it costs
+membership  membership that one training run reveals, and the cost of hiding it
 ==========  ========================================================================
 
 No messages are sent: see :mod:`simulations.mufc_federation`. The data are npz files in
 ``--data-dir`` or the folder ``VFL_FLOWER_DATA``: celltype, covtype15k, pol, protein;
-the others are generated.
+the other sets are generated.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
     federated clusters", ICLR 2023.
@@ -81,7 +81,7 @@ from vfl_flower.numerics.mufc import (
 from vfl_flower.typing import Array
 
 Figures = Sequence[Mapping[str, Any]]
-"""What a table's function returns for each data set."""
+"""The results of a table's function for each data set."""
 
 
 def _trained(data: SplitRows, method: str, seed: int, **settings: Any) -> Numerics:
@@ -144,14 +144,14 @@ PATTERNS = {"random": 1, "adversarial": 1, "batches of 10": 10, "batches of 30":
 """Rows of a request, all of one party: drawn at random, or the worst."""
 
 POINTS = 4
-"""How often the loss ratio is measured during the removals, besides before them."""
+"""Number of loss ratios measured during the removals, besides the one before them."""
 
 RETRAINING = {
     "complete": ("the paper's", "MUFC, complete"),
     "own": ("own", "MUFC"),
     "weighted": ("own, weighted bins", "MUFC, weighted bins"),
 }
-"""What removals are compared with: title and method."""
+"""Methods with which removals are compared: title and method."""
 
 _AGAIN = {"pattern": "random", "lazy": False, "ratios": False}
 PLANS: dict[str, dict[str, Any]] = {
@@ -161,7 +161,7 @@ PLANS: dict[str, dict[str, Any]] = {
     | {"method": "MUFC, weighted bins"},
     "random, DC-KM": {"pattern": "random", "method": "DC-KM", "ratios": False},
 }
-"""Arguments of `removals`. Those without ratios cluster at each request: they have a
+"""Arguments of `removals`. Plans without ratios cluster at each request, so they have a
 tenth of the requests, and two seeds."""
 
 
@@ -195,8 +195,9 @@ def removals(
 ) -> dict[str, Any]:
     """Train, and remove rows request by request.
 
-    Returns ``party`` and ``server`` seconds and ``redrawn`` of each request, and
-    ``ratio``: pairs of requests done and induced loss ratio of the rows that stay.
+    Returns, for each request, ``party`` and ``server`` seconds and ``redrawn``, and
+    also ``ratio``: pairs of the number of requests done and the induced loss ratio of
+    the rows that stay.
     """
     numerics = _trained(data, method, seed)
     measured: dict[str, list[Any]] = {"party": [], "server": [], "redrawn": []}
@@ -212,7 +213,7 @@ def removals(
 
 
 def removal(data: SplitRows, seeds: int, requests: int) -> dict[str, Any]:
-    """Measure removals by all `PLANS`, and the seconds of three trainings each."""
+    """Measure removals by all `PLANS`, and the seconds of three training runs each."""
     retraining = {
         name: [sum(Numerics(data, method, seed).train()) for seed in range(3)]
         for name, (_, method) in RETRAINING.items()
@@ -269,7 +270,7 @@ def _removal_cells(
 ) -> dict[str, str]:
     party, redrawn = _all(runs, "party"), _all(runs, "redrawn")
     mean = _mean(party + _all(runs, "server"))
-    # MUFC is compared with a training of the same settings.
+    # MUFC is compared with a training run with the same settings.
     against = {"the paper's": retraining["complete"]}
     if "DC-KM" not in name:
         against["own"] = retraining["weighted" if "weighted" in name else "own"]
@@ -300,15 +301,15 @@ def _ratios(runs: Figures) -> str:
 # --- Average speed-up ---------------------------------------------------------------
 
 UNTOUCHED = 100
-"""Removals of rows that are no centroids, for each seed."""
+"""Number of removals of rows that are not centroids, for each seed."""
 
 
 def speedup(data: SplitRows, seeds: int, requests: int) -> dict[str, Any]:
     """Measure the expected time of a random removal against retraining.
 
     A request is for a random row of a random party, as in Section 6. It redraws with a
-    probability that the present centroids give exactly, so each of the two cases is
-    measured by itself: the mean over all requests has no noise from their number.
+    probability that the present centroids determine exactly, so each of the two cases
+    is measured separately: the mean over all requests has no noise from their number.
     """
     names = ("complete", "own", "redraw", "untouched")
     measured: dict[str, Any] = {"chance": [], **{f"{n}_seconds": [] for n in names}}
@@ -344,7 +345,7 @@ def hits(numerics: Numerics) -> tuple[Array, Array]:
 
 
 def speedup_page(measured: Figures) -> Iterator[str]:
-    """Yield the table of speed-ups, with their means."""
+    """Yield the table of speed-ups and their means."""
     yield "## Average speed-up"
     rows, ratios = [], []
     for entry in measured:
@@ -382,9 +383,9 @@ def speedup_page(measured: Figures) -> Iterator[str]:
 def imbalance(X: Array, k: int, rng: np.random.Generator) -> tuple[float, float]:
     """Return epsilon_1 and the smallest epsilon_2 of Assumptions 5.2 and 5.3.
 
-    epsilon_1 is n / (K s_min), with the size of the smallest optimal cluster; epsilon_2
-    the largest |x - c_j|^2 |C_j| / phi_c(C_j), at least 1, for which no row is an
-    outlier. The best of ten starts of k-means stands for the optimum.
+    epsilon_1 is n / (K s_min), where s_min is the size of the smallest optimal cluster;
+    epsilon_2 is the largest |x - c_j|^2 |C_j| / phi_c(C_j), at least 1, for which no
+    row is an outlier. The best of ten starts of k-means stands for the optimum.
     """
     centers = server_centroids(X, np.ones(len(X)), k, rng)
     labels, costs = assign(X, centers)
@@ -395,18 +396,19 @@ def imbalance(X: Array, k: int, rng: np.random.Generator) -> tuple[float, float]
 
 
 def most_chance(n: int, k: int, e1: float, e2: float) -> float:
-    """Return the bound of P(x in C) for any row: equation 18, at most 1."""
+    """Return the bound on P(x in C) for any row: equation 18, at most 1."""
     return min(1.0, (1 + 10 * k * (k - 1) * e1 * e2) / n)
 
 
 def counted(data: SplitRows, pattern: str, count: int, seed: int) -> dict[str, Any]:
     """Train, and remove rows request by request; count distances.
 
-    A distance is one of a row to a centroid, d products: a party that redraws takes K
-    of each row that stays, and one that does not takes K of each removed row. Of each
-    request ``redrawn`` and ``distances``; by Lemma F.1 the ``chance`` to redraw, at
-    most 1, and by Theorem 5.4 the ``bound`` of distances, both with 1 for the constant
-    of O(.) where [1] has none; ``anew``: the distances of a training.
+    A distance is between a row and a centroid, d products: a party that redraws
+    computes K distances for each row that stays, and a party that does not redraw K for
+    each removed row. The result has, for each request, ``redrawn`` and ``distances``;
+    the ``chance`` to redraw by Lemma F.1, at most 1; the ``bound`` on distances by
+    Theorem 5.4 (both with 1 for the constant of O(.) if [1] has none); and ``anew``,
+    the distances of a training run.
     """
     numerics = _trained(data, "MUFC, weighted bins", seed)
     rng, k = np.random.default_rng([seed, 1]), data.k
@@ -468,7 +470,7 @@ def bound_page(measured: Figures) -> Iterator[str]:
 # --- Settings -----------------------------------------------------------------------
 
 GAMMAS = (0.25, 1.0, 4.0, 16.0, 64.0)
-"""Over 1 / sqrt(n), the default."""
+"""Multiples of 1 / sqrt(n), the default."""
 
 SETTINGS = {
     "gamma": "Quantisation step gamma, in sides of the box",
@@ -480,9 +482,9 @@ SETTINGS = {
 def settings(
     data: SplitRows, seeds: int, requests: int = 0
 ) -> dict[str, list[dict[str, Any]]]:
-    """Train with other steps and other numbers of clusters, by the keys of `SETTINGS`.
+    """Train with different steps and numbers of clusters, by the keys of `SETTINGS`.
 
-    Each cell has ``data``, ``value``, and the loss ratio ``induced`` of each seed.
+    Each cell has ``data``, ``value``, and the loss ratio ``induced`` for each seed.
     """
     k = data.k
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in SETTINGS}
@@ -536,7 +538,7 @@ def _seconds(function: Callable[[], object], repeats: int) -> float:
 
 
 def in_memory(X: Array, drawn: Array, labels: Array) -> float:
-    """Return the seconds of a removal in memory that redraws nothing."""
+    """Return the seconds of an in-memory removal that redraws nothing."""
     stay = np.ones(len(X), dtype=bool)
     sizes = np.bincount(labels, minlength=K)
     centroids = X[drawn]
@@ -574,7 +576,7 @@ def step(X: Array, folder: Path) -> float:
     models = [MODEL, *(f"{version:016x}" for version in (1, 2, 3))]
     times = []
     for version, (before, after) in enumerate(pairwise(models), 1):
-        party.resume({})  # each run begins with nothing
+        party.resume({})  # each run starts without a state
         request_changes(party, forget=[rows[version - 1]])
         start = time.process_time()
         forget(party, MODEL, version, before, after, key)
@@ -586,11 +588,12 @@ def step(X: Array, folder: Path) -> float:
 def sizes(n: int, seeds: int = 1, requests: int = 0) -> dict[str, Any]:
     """Measure a party of n uniform rows, d = 10 and K = 10.
 
-    ``untouched_seconds`` is what the algorithm needs where nothing is redrawn, a check
+    ``untouched_seconds`` is the time of the algorithm if nothing is redrawn: a check
     that no centroid is removed, and the subtraction of the row from the size of its
-    cluster; ``redraw_seconds`` a whole initialisation; ``step_seconds`` the whole step
-    of the protocol, which tags all ids of the data, to check that all training rows are
-    there, reads and writes SQLite, and encodes counts for a sum over 3 parties.
+    cluster. ``redraw_seconds`` is the time of a whole initialisation, and
+    ``step_seconds`` the time of the whole step of the protocol, which tags all ids of
+    the data to check that all training rows are present, reads and writes SQLite, and
+    encodes counts for a sum over 3 parties.
     """
     rng = np.random.default_rng(0)
     X = rng.uniform(-0.5, 0.5, (n, D))
@@ -629,7 +632,7 @@ def sizes_page(measured: Figures) -> Iterator[str]:
 # --- Adding rows --------------------------------------------------------------------
 
 ADDED = (1, 10, 30)
-"""Rows that a party gets at a time."""
+"""Number of rows that a party gets at a time."""
 
 LATER = 0.3
 """Share of each party's rows that come later."""
@@ -638,12 +641,13 @@ LATER = 0.3
 def additions(
     data: SplitRows, method: str, size: int, count: int, seed: int
 ) -> dict[str, Any]:
-    """Train on 70 % of the rows; add `size` others `count` times, and train beside it.
+    """Train on 70 % of the rows; add `size` rows `count` times, and also retrain.
 
-    Returns for each addition ``redrawn``, seconds ``party`` and ``server``, and ``party
-    anew`` and ``server anew`` of a training on the same rows. At the end, and with
-    ``anew`` of the trainings: ``shown``, the number of rows that have been drawn as
-    centroids since before the first addition, and the loss ``ratio``, induced.
+    Returns, for each addition, ``redrawn``, the seconds ``party`` and ``server``, and
+    ``party anew`` and ``server anew`` of a training run on the same rows. At the end,
+    for additions and (with ``anew``) for the training runs: ``shown``, the number of
+    rows that have been drawn as centroids since before the first addition, and the
+    induced loss ``ratio``.
     """
     rng, numerics = np.random.default_rng([seed, 2]), Numerics(data, method, seed)
     for stay in numerics.stay:
@@ -674,7 +678,7 @@ def additions(
 
 
 def adding(data: SplitRows, seeds: int, requests: int) -> dict[str, Any]:
-    """Measure additions against training anew, in both forms of MUFC."""
+    """Measure additions against retraining, in both forms of MUFC."""
     cells = []
     for method in ("MUFC", "MUFC, complete"):
         for size in ADDED:
@@ -714,15 +718,16 @@ MOST = 15
 """The largest K, and K'."""
 
 SAMPLE = 2_000
-"""Rows of all parties by which K is chosen with all data in one place."""
+"""Number of rows of all parties from which K is chosen with pooled data."""
 
 
 def chosen(points: Array, weights: Array, rng: np.random.Generator) -> dict[str, int]:
     """Return the K that each criterion chooses from 2 to `MOST`.
 
     ``silhouette``: :func:`~vfl_flower.numerics.mufc.number_of_clusters`; ``variance
-    ratio``: of T. Calinski and J. Harabasz, 1974, with the points for n; ``BIC``: of
-    spherical clusters of one variance, of D. Pelleg and A. Moore, 2000, likewise.
+    ratio``: by T. Calinski and J. Harabasz, 1974, with the number of points for n;
+    ``BIC``: for spherical clusters of equal variance, by D. Pelleg and A. Moore, 2000,
+    with the same n.
     """
     n, (m, d) = float(weights.sum()), points.shape
     total = float(weights @ ((points - weights @ points / n) ** 2).sum(axis=1))
@@ -738,7 +743,7 @@ def chosen(points: Array, weights: Array, rng: np.random.Generator) -> dict[str,
 
 
 def number(data: SplitRows, seeds: int, requests: int = 0) -> dict[str, Any]:
-    """Choose K from the bins of parties, and from rows of all of them in one place."""
+    """Choose K from the bins of parties, and from pooled rows of all parties."""
     rows = np.concatenate(data.rows)
     measured: dict[str, list[dict[str, int]]] = {"bins": [], "pooled": []}
     for seed in range(seeds):
@@ -776,7 +781,7 @@ LOADERS: dict[str, Callable[[Path | None, bool], SplitRows]] = {
     "postures": partial(stand_in, "postures"),
 }
 PAPERS = ("celltype", "gaussian", "covtype15k")
-"""Sets of the paper that we have."""
+"""Available sets of the paper."""
 CANDIDATES = (
     *("digits", "postures", "celltype", "celltype100", "small"),
     *("covtype15k", "pol", "protein"),
@@ -788,7 +793,7 @@ FILES = ("celltype", "covtype15k", "pol", "protein")
 
 @dataclass(frozen=True)
 class Table:
-    """What measures a data set, writes the page and reads a set; and the defaults.
+    """The functions that measure a data set, write the page and read a set; defaults.
 
     `smallest` is the data set of a quick run.
     """

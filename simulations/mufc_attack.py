@@ -1,10 +1,10 @@
-"""What one training of MUFC reveals about membership, and what hiding it costs.
+"""Membership that one training run of MUFC reveals, and the cost of hiding it.
 
 A quarter of the rows of a set, at most 20,000, take no part. The attacker has the
-server's view, the summed counts of bins, and candidate rows: up to 30 that the parties
-drew as centroids, and those that took no part. It ranks them by their distance to the
-nearest bin that has a count, and calls the first ones members.
-``python -m simulations.mufc membership`` measures it.
+server's view, the summed counts of bins, and candidate rows: up to 30 rows that the
+parties drew as centroids, and the rows that took no part. The attacker ranks candidates
+by their distance to the nearest bin with a count, and calls the first candidates
+members. ``python -m simulations.mufc membership`` measures the attack.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vfl_flower.numerics.mufc import Quantizer
 from vfl_flower.typing import Array
 
 SMALL = 20
-"""A bin of fewer rows is a small one."""
+"""A bin of fewer rows is small."""
 
 MEMBERS = 30
-"""Most members among the candidates: rows that the parties drew as centroids."""
+"""Maximum number of members among candidates: rows drawn as centroids."""
 
 FALSE = 0.001
-"""Share of the rows that took no part which the attacker may take for members."""
+"""Share of the non-members that the attacker may take for members."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "init": {},
@@ -42,10 +42,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def distances_to_bins(rows: Array, bins: Array, quantizer: Quantizer) -> Array:
-    """Return how far rows, (m, d), are from the nearest of the bins with a count.
+    """Return the distance of rows, (m, d), from the nearest bin with a count.
 
-    The largest difference of a coordinate to the middle of the bin, in sides of a bin,
-    (m,): up to 0.5 inside one.
+    The distance, (m,), is the largest difference of a coordinate from the middle of the
+    bin, in units of the bin's side: up to 0.5 inside a bin.
     """
     nearest = np.full(len(rows), np.inf)
     for middle in quantizer.centers(bins):
@@ -54,7 +54,7 @@ def distances_to_bins(rows: Array, bins: Array, quantizer: Quantizer) -> Array:
 
 
 def success(members: Array, others: Array, false: float = FALSE) -> tuple[float, float]:
-    """Return the share of members found, and the AUC: how often one is nearer.
+    """Return the share of members found, and the AUC: how often a member is nearer.
 
     A smaller distance is evidence of a member; ties count by half.
 
@@ -73,9 +73,9 @@ def attacked(
 ) -> dict[str, float]:
     """Train, attack, and remove random rows one by one.
 
-    ``members`` and ``others`` are their shares in a bin with a count, ``small`` the
-    bins of fewer than 20 rows, ``moved`` the removals that change a bin; milliseconds
-    are means of a removal.
+    ``members`` and ``others`` are the shares of these rows in a bin with a count,
+    ``small`` counts bins of fewer than 20 rows, ``moved`` removals that change a bin;
+    milliseconds are means per removal.
     """
     changed = dict(option)
     changed["gamma"] = changed.get("gamma", 1) / math.sqrt(data.n)
@@ -90,7 +90,7 @@ def attacked(
     near = distances_to_bins(members, bins, numerics.quantizer)
     far = distances_to_bins(data.others, bins, numerics.quantizer)
     tpr, auc = success(near, far)
-    rng.permutation(data.n)  # so that the removals are those of the measured figures
+    rng.permutation(data.n)  # so that removals are the same as for the measured figures
     places = [(m, [i]) for m, X in enumerate(data.rows) for i in range(len(X))]
     removed, before = [], bins
     for place in rng.permutation(data.n)[:requests]:
@@ -115,7 +115,7 @@ def attacked(
 
 
 def membership(data: SplitRows, seeds: int, requests: int) -> dict[str, Any]:
-    """Measure all options; the means over the seeds."""
+    """Measure all options; return means over the seeds."""
     measured = {}
     for name, option in OPTIONS.items():
         runs = [attacked(data, option, seed, requests) for seed in range(seeds)]

@@ -1,8 +1,8 @@
-"""What the MUFC experiments run on: data, and the methods' numerics without messages.
+"""Data of the MUFC experiments, and the methods' numerics without messages.
 
 A run of 100 parties in one process takes seconds, nearly all for keys and messages.
-:class:`Numerics` calls the same numerics without them: at the same seed it gives
-exactly the centres of a run, which a test checks for both forms of MUFC.
+:class:`Numerics` calls the same numerics without keys and messages. With the same seed
+it gives exactly the centres of a run, as a test checks for both forms of MUFC.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
     federated clusters", ICLR 2023.
@@ -62,10 +62,10 @@ STAND_INS: dict[str, tuple[str, tuple[int, ...], int, int]] = {
 class SplitRows:
     """A data set that is split over parties by rows.
 
-    `rows` are those of each party, (n^(l), d), in the box; `k` is K, and `best` phi_c*,
-    the lowest cost of pooled k-means. `published` has the loss ratios that [1] prints,
-    and `others`, (n', d), are rows that take no part. `spread` returns the same rows
-    with K' of the clusters at each party.
+    `rows` has the rows of each party, (n^(l), d), in the box; `k` is K, and `best` is
+    phi_c*, the lowest cost of pooled k-means. `published` has the loss ratios that [1]
+    prints, and `others`, (n', d), are rows that take no part. `spread` returns the same
+    rows with K' of the clusters at each party.
     """
 
     name: str
@@ -78,12 +78,12 @@ class SplitRows:
 
     @property
     def n(self) -> int:
-        """Rows of all parties."""
+        """Number of rows of all parties."""
         return sum(map(len, self.rows))
 
     @property
     def d(self) -> int:
-        """Columns."""
+        """Number of columns."""
         return int(self.rows[0].shape[1])
 
 
@@ -93,8 +93,8 @@ def split_clusters(
     """Split rows so that a party has few clusters, as [1] does (Appendix M.1).
 
     Each party but the last has about n / L rows: random numbers of rows from K' random
-    clusters that still have some. The last party takes the rest. Raises ValueError for
-    fewer than two rows a party.
+    clusters that still have rows. The last party gets the rest. Raises ValueError for
+    fewer than two rows per party.
     """
     if len(labels) < 2 * n_parties:
         raise ValueError(f"{n_parties} parties need two rows each, got {len(labels)}")
@@ -164,7 +164,7 @@ def _authors_file(folder: Path | None) -> tuple[Array, Array, Array]:
 
 
 def celltype(folder: Path | None, quick: bool) -> SplitRows:
-    """Return the authors' own file, with their split."""
+    """Return the data of the authors' file, with their split."""
     _, X, group = _authors_file(folder)
     best = best_cost(X, 4, np.random.default_rng(0), 20)
     rows = [X[group == g] for g in np.unique(group)]
@@ -186,14 +186,14 @@ def gaussian(folder: Path | None, quick: bool, k_prime: int = 3) -> SplitRows:
 
 
 def covtype(folder: Path | None, quick: bool) -> SplitRows:
-    """Return the subset of covtype that [1] takes, without its constant columns."""
+    """Return the subset of covtype in [1], without its constant columns."""
     X, _ = load_npz(folder, "covtype15k")
     X = X[:: 10 if quick else 1, np.ptp(X, axis=0) > 0]
     return pooled("covtype15k", X, 7, published=_printed(1.03, 1.02, 1.60, 1.03))
 
 
 def stand_in(name: str, folder: Path | None, quick: bool) -> SplitRows:
-    """Return clusters like those of gaussian, with n, d, K and sizes of another set."""
+    """Return clusters as in `gaussian`, with n, d, K and sizes of another set."""
     title, sizes, d, n_parties = STAND_INS[name]
     drawn = [max(10, size // 20) for size in sizes] if quick else sizes
     X = mixture(drawn, d, np.random.default_rng(1))
@@ -206,7 +206,7 @@ def apart(
 ) -> SplitRows:
     """Take a quarter of the rows out, at most 20,000, and split the rest at random.
 
-    `group`, (n,), are the parties of the rows where these are not random.
+    `group`, (n,), has the parties of the rows if these are not random.
     """
     rng = np.random.default_rng(0)
     order = rng.permutation(len(X))
@@ -220,7 +220,7 @@ def apart(
 
 
 def by_range(X: Array, common: bool = False) -> Array:
-    """Scale columns into the cube: each by its range, or all by one."""
+    """Scale columns into the cube, each by its range or all by a common range."""
     low, high = X.min(axis=0), X.max(axis=0)
     if common:
         low, high = low.min(), high.max()
@@ -256,9 +256,10 @@ def candidates(name: str, folder: Path | None, quick: bool) -> SplitRows:
 def kfed_centroids(centroids: Sequence[Array], k: int) -> Array:
     """Cluster the local centroids, (k', d) each, as K-FED does (Algorithm 2 of [2]).
 
-    The centres are the centroids of the first party that has some; the centroid
-    farthest from all centres is added until there are k. One step of Lloyd's iteration
-    follows. They are fewer than k where fewer centroids are distinct.
+    The first centres are the centroids of the first party that has any; then the
+    centroid farthest from all centres is added until there are k centres. One step of
+    Lloyd's iteration follows. There are fewer than k centres if fewer centroids are
+    distinct.
     """
     points = np.concatenate(centroids)
     first = next(local for local in centroids if len(local))
@@ -292,14 +293,15 @@ METHODS = {
 
 
 class Numerics:
-    """What the parties and the server of a run compute, with its draws at a seed.
+    """The computations of a run's parties and server, with the draws of a seed.
 
-    `gamma` is the quantisation step (default: 1 / sqrt(n)), `local_clusters` K', the
-    most centroids of a party (0: K), and `min_rows` the fewest rows of a local cluster
-    that is counted. After training `centers` are C_s, (K, d). For each party, `stay`
-    says which rows were not removed, (n^(l),), `drawn` has the rows of its centroids in
-    the order drawn, and `sizes` their numbers of rows, (k',); `centroids`, (k'', d),
-    and `counts`, (k'',), are what it gives into the sum.
+    `gamma` is the quantisation step (default: 1 / sqrt(n)), `local_clusters` is K', the
+    maximum number of centroids of a party (0: K), and `min_rows` is the minimum number
+    of rows of a local cluster that is counted. After training `centers` are C_s, (K,
+    d). For each party, `stay` says which rows were not removed, (n^(l),), `drawn` has
+    the rows of its centroids in the order drawn, and `sizes` has the clusters' numbers
+    of rows, (k',); `centroids`, (k'', d), and `counts`, (k'',), are its contribution to
+    the sum.
     """
 
     def __init__(
@@ -331,7 +333,7 @@ class Numerics:
     def train(self) -> tuple[float, float]:
         """Train on the rows that stay; return seconds of the slowest party and server.
 
-        Parties work at the same time, so that the slowest one counts.
+        Parties work at the same time, so only the slowest party counts.
         """
         slowest = 0.0
         for m in range(len(self.stay)):
@@ -345,9 +347,10 @@ class Numerics:
     ) -> tuple[float, float, bool]:
         """Remove rows of party m (Algorithms 3 and 4); a baseline retrains the party.
 
-        With `lazy` C_s stays where no centroid is removed, as in [1]; else the counts
-        are sent again and the server clusters anew. `server=False` leaves C_s as it is.
-        Returns seconds of party and server, and whether a centroid was drawn again.
+        With `lazy` C_s stays the same if no centroid is removed, as in [1]; otherwise
+        the counts are sent again and the server clusters again. `server=False` leaves
+        C_s unchanged. Returns seconds of party and server, and whether a centroid was
+        redrawn.
         """
         start = time.process_time()
         self.stay[m][rows] = False
@@ -370,7 +373,7 @@ class Numerics:
         return seconds, waits, redrawn
 
     def add(self, m: int, rows: Array) -> tuple[float, float, bool]:
-        """Add rows of party m that take no part yet; return as `train` and `remove`."""
+        """Add rows of party m that took no part so far; return as `remove` does."""
         start, before = time.process_time(), self.drawn[m]
         new = np.zeros(len(self.stay[m]), dtype=bool)
         new[rows] = True
@@ -398,7 +401,7 @@ class Numerics:
         )
 
     def costs(self, m: int) -> Array:
-        """Return what each row of a party adds to phi_f, 0 for the removed ones."""
+        """Return each row's contribution to phi_f at a party, 0 for removed rows."""
         if m not in self._costs:
             blocks, places = self._blocks(m)
             labels = induced_labels(
@@ -409,13 +412,13 @@ class Numerics:
         return self._costs[m]
 
     def worst(self, count: int) -> tuple[int, Array]:
-        """Return the party of the costliest row now, and its `count` worst rows."""
+        """Return the party with the costliest row, and its `count` costliest rows."""
         m = max(range(len(self.stay)), key=lambda m: float(self.costs(m).max()))
         rows = np.argsort(-self.costs(m), kind="stable")[:count]
         return m, rows[self.stay[m][rows]]
 
     def ratio(self) -> float:
-        """Return the induced objective over the best pooled one of rows that stay."""
+        """Return the induced over the best pooled objective, of the rows that stay."""
         pairs = zip(self.data.rows, self.stay, strict=True)
         rows = np.concatenate([X[stay] for X, stay in pairs])
         return self.loss()[0] / best_cost(rows, self.data.k, np.random.default_rng(0))
@@ -427,7 +430,7 @@ class Numerics:
         )
 
     def cluster(self) -> float:
-        """Set C_s and return the seconds it took."""
+        """Set C_s; return the seconds taken."""
         start = time.process_time()
         k, rng = self.data.k, Run(self._seed).rng("k-means")
         if self._server == "k-fed":
@@ -448,7 +451,7 @@ class Numerics:
         prefix: Array | None = None,
         added: Array | None = None,
     ) -> None:
-        """Draw the centroids of a party after those of the prefix that stay."""
+        """Draw the centroids of a party after the prefix of centroids that stay."""
         X, rng = self.data.rows[m], self._parties[m].rng(stream)
         self.drawn[m], self.sizes[m] = seed_centroids(
             X, CUBE, self._local, rng, self.stay[m], prefix, added
@@ -456,7 +459,7 @@ class Numerics:
         self._count(m)
 
     def _count(self, m: int) -> None:
-        """Set what a party gives into the sum."""
+        """Set the contribution of a party to the sum."""
         if self._full:
             blocks, places = self._blocks(m)
             self.centroids[m], labels = local_clusters(
@@ -469,7 +472,7 @@ class Numerics:
             self.centroids[m] = drawn[remain]
 
     def _blocks(self, m: int) -> tuple[RowBlocks, Array]:
-        """Return a party's rows that stay, and the places of centroids among them."""
+        """Return a party's remaining rows, and the places of centroids among them."""
         rows = np.flatnonzero(self.stay[m])
         blocks = RowBlocks(self.data.rows[m], rows=rows)
         return blocks, np.searchsorted(rows, self.drawn[m])

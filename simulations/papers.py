@@ -1,6 +1,6 @@
-"""All figures of the papers' pages: measure what is missing, write tables, pictures.
+"""All figures of the papers' pages: measure missing figures, write tables, pictures.
 
-``make papers`` runs this command, and ``make papers QUICK=1`` all of it on few rows::
+``make papers`` runs this command, and ``make papers QUICK=1`` runs it on few rows::
 
     python -m simulations.papers
     python -m simulations.papers --quick --output-dir .papers
@@ -8,8 +8,8 @@
 
 The figures are measured in *pieces*, each by one command of this package. A piece that
 has its file in ``measured/`` with the same command is not measured again, so that an
-interrupted run goes on where it was; delete the file to measure the piece anew. Tables
-of pages stand between two comments, of which the first says where they come from::
+interrupted run continues where it stopped; delete the file to measure the piece again.
+Tables of pages stand between two comments; the first comment names their source::
 
     <!-- measured: coresets / kc_house, plain regression / table 1 -->
     <!-- end -->
@@ -55,11 +55,11 @@ Page = Callable[[Figures], Iterator[str]]
 
 @dataclass(frozen=True)
 class Piece:
-    """What one command measures."""
+    """The figures that one command measures."""
 
-    words: str  # after ``python -m simulations.``, without folders
+    words: str  # the command after ``python -m simulations.``, without folders
     data: tuple[str, ...] = ()  # names of the npz files that it needs
-    quick: str | None = None  # the command of ``--quick``; None: left out there
+    quick: str | None = None  # the command of ``--quick``; None: not in ``--quick``
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ FEW = "--datasets breast_cancer --budgets 40000"
 """A set of scikit-learn, and few bytes."""
 
 TEN = " --seeds 10 --budgets 16000000"
-"""Ten splits, and the bytes of a party for which these take minutes."""
+"""Ten splits, and a party's bytes at which ten splits take minutes."""
 
 
 def _of_sets(words: str, names: Iterable[str], quick: str) -> dict[str, Piece]:
-    """Return the pieces of one command for each data set, which stands for {}.
+    """Return the pieces of one command for each data set, whose name replaces {}.
 
-    The first has the quick command.
+    The first piece has the quick command.
     """
     name_of = "-".join(words.split()[:2])
     return {
@@ -321,7 +321,7 @@ GROUPS: dict[str, Group] = {
         for name, one in mufc.TABLES.items()
     },
 }
-"""All tables that the pages have between comments."""
+"""All tables between comments in the pages."""
 
 PIECES = {
     name: piece for group in GROUPS.values() for name, piece in group.pieces.items()
@@ -343,7 +343,7 @@ def missing(piece: Piece, folder: Path | None, authors: Path | None) -> str:
 
 
 def measure(words: str, folder: Path | None, authors: Path | None) -> dict[str, Any]:
-    """Run a command in a process of its own, and return what it has written."""
+    """Run a command in a separate process, and return the figures that it writes."""
     with tempfile.TemporaryDirectory() as written:
         command = [sys.executable, "-m"]
         command += f"simulations.{words}".replace("AUTHORS", str(authors)).split()
@@ -355,7 +355,7 @@ def measure(words: str, folder: Path | None, authors: Path | None) -> dict[str, 
         except KeyboardInterrupt:
             tell(
                 f"{words} was interrupted; pieces that were measured before are kept, "
-                "and the same command goes on from this one"
+                "and the same command continues from this piece"
             )
             raise typer.Exit(130) from None
         if code:
@@ -376,7 +376,7 @@ def adopted(results: Mapping[str, Any], words: str) -> dict[str, Any]:
 
 
 def rounded(figures: Any) -> Any:
-    """Return figures with seven digits, which halves the files."""
+    """Return figures rounded to seven digits, which halves the files."""
     if isinstance(figures, dict):
         return {name: rounded(value) for name, value in figures.items()}
     if isinstance(figures, list):
@@ -385,7 +385,7 @@ def rounded(figures: Any) -> Any:
 
 
 def merged(parts: Sequence[Any]) -> Any:
-    """Return the figures of several pieces as one command would give them."""
+    """Return the figures of several pieces as one command would return them."""
     if isinstance(parts[0], list):
         return [figure for part in parts for figure in part]
     return {name: figure for part in parts for name, figure in part.items()}
@@ -428,7 +428,7 @@ def made(pieces: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def all_figures(folder: Path) -> dict[str, Any]:
-    """Return the figures of every group of which some were measured."""
+    """Return the figures of every group with measured pieces."""
     measured = {name: read(folder, group.pieces) for name, group in GROUPS.items()}
     return {
         name: merged([results["figures"] for results in pieces.values()])
@@ -438,7 +438,7 @@ def all_figures(folder: Path) -> dict[str, Any]:
 
 
 def all_blocks(folder: Path) -> dict[str, str]:
-    """Return every table that there are figures for, by what its comment says."""
+    """Return every table with figures, by the text of its comment."""
     found: dict[str, str] = {}
     for name, figures in all_figures(folder).items():
         found[f"{name} / made"] = made(read(folder, GROUPS[name].pieces))
@@ -448,7 +448,7 @@ def all_blocks(folder: Path) -> dict[str, str]:
 
 
 def read(folder: Path, names: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what was measured of some pieces."""
+    """Return the measured figures of some pieces."""
     files = {name: folder / f"{name}.json" for name in names}
     return {
         name: json.loads(file.read_text())
@@ -463,7 +463,7 @@ def pages_in(folder: Path) -> list[Path]:
 
 
 def with_tables(text: str, found: Mapping[str, str]) -> str:
-    """Return a page with the present tables between its comments."""
+    """Return a page with the current tables between its comments."""
 
     def place(match: re.Match[str]) -> str:
         if match[2] not in found:
@@ -474,10 +474,11 @@ def with_tables(text: str, found: Mapping[str, str]) -> str:
 
 
 def other_pictures(figures: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield the names of pictures that are not those of the figures.
+    """Yield the names of pictures that do not match the figures.
 
-    Compared are the words for readers who do not see them, which have the ends of all
-    curves: another version of matplotlib draws the same figures with other bytes.
+    The texts for readers who do not see a picture are compared, which have the ends of
+    all curves: another version of matplotlib draws the same figures with different
+    bytes.
     """
     with tempfile.TemporaryDirectory() as drawn:
         names = pictures.draw(figures, Path(drawn))
@@ -489,7 +490,7 @@ def other_pictures(figures: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 
 def in_words(picture: Path) -> str:
-    """Return the words for readers who do not see a picture."""
+    """Return the text for readers who do not see a picture."""
     found = re.search(r'aria-label="([^"]*)"', picture.read_text())
     return found[1] if found else ""
 
@@ -497,19 +498,19 @@ def in_words(picture: Path) -> str:
 # --- Checking -----------------------------------------------------------------------
 
 TOLERANCE = 0.02
-"""By how much of itself a figure may differ when it is measured again."""
+"""Relative difference allowed when a figure is measured again."""
 
 NOT_COMPARED = re.compile(
     r"seconds|_ms$|_us$|^party|^server|^slowest$|^retraining$|^stamp$"
 )
-"""Times, which depend on the machine."""
+"""Names of times, which depend on the machine."""
 
 
 def differences(before: Any, now: Any, place: str = "") -> Iterator[str]:
-    """Yield where two measurements differ by more than the tolerance.
+    """Yield the places at which two measurements differ by more than the tolerance.
 
-    Numbers may differ by `TOLERANCE` of the larger one, everything else must be equal;
-    times are not compared.
+    Numbers may differ by `TOLERANCE` of the larger number, and everything else must be
+    equal; times are not compared.
 
     Examples
     --------
@@ -570,7 +571,7 @@ def main(
         Path, typer.Option(help="Folder of pages, and of measured/ and img/.")
     ] = ROOT / "docs" / "papers",
 ) -> None:
-    """Measure what is missing, and write tables and pictures."""
+    """Measure missing figures, and write tables and pictures."""
     folder = output_dir / "measured"
     if check:
         check_(pieces or [], folder, output_dir, data_dir, authors)
@@ -610,9 +611,9 @@ def check_(
     data_dir: Path | None,
     authors: Path | None,
 ) -> None:
-    """Compare pages and pictures with the figures, and some figures with those of now.
+    """Compare pages and pictures with the figures, and some figures with new ones.
 
-    Of all pieces those that cannot be measured here are named and left out.
+    Pieces that cannot be measured here are named and left out.
     """
     found = all_blocks(folder)
     faults = [

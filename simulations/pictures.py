@@ -1,7 +1,7 @@
 """Pictures of the papers' pages, drawn from the figures that were measured.
 
-They follow the figures of the papers where these have some. The same figures give the
-same bytes.
+They follow the papers' own figures, if there are any. The same figures give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COLORS = (FIRST, SECOND, THIRD, "#5b3c88", "#2f7d4f", "#8c2f39", "#8a6d00")
 MARKERS = "osD^vP*"
 FEW = 30
-"""Most points of a curve that are marked."""
+"""Maximum number of marked points of a curve."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Curve:
     """One curve of a panel."""
 
     label: str
-    x: Sequence[float]  # one point alone is a mark; none: a line from left to right
+    x: Sequence[float]  # a single point is a mark; none: a line from left to right
     y: Sequence[float]
     error: Sequence[float] = ()  # half the length of each bar
-    dashed: bool = False  # something to compare with, not measured by us
+    dashed: bool = False  # a curve for comparison, not measured by us
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Panel:
     title: str
     x: str
     y: str
-    curves: Sequence[Curve]  # the same label has the same colour in all panels
+    curves: Sequence[Curve]  # equal labels have equal colours in all panels
     log: str = ""  # axes with a logarithmic scale: "", "x", "y" or "xy"
 
 
 def picture(name: str, panels: Sequence[Panel]) -> bytes:
-    """Return panels as an SVG, at most three beside one another."""
+    """Return panels as an SVG, at most three side by side."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     across = 2 if len(panels) == 4 or len(panels) > 9 else min(3, len(panels))
@@ -185,7 +185,7 @@ def coresets_robust(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str,
 
 
 def fdskl_errors(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield test error against bytes, round trips and seconds, as Figures 3 and 6."""
+    """Yield test error against bytes, round trips and seconds: Figures 3 and 6."""
     axes = {
         "bytes": ("MB of all parties", 1e-6),
         "round_trips": ("round trips", 1.0),
@@ -229,7 +229,7 @@ def fdskl_errors(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def fdskl_topologies(
     measured: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[str, Any]]:
-    """Yield round trips and megabytes against the number of parties, as Figure 4."""
+    """Yield round trips and megabytes against the number of parties, as in Figure 4."""
     panels = []
     for title, keys, unit in (
         ("round trips", ("round_trips",), 1.0),
@@ -245,7 +245,7 @@ def fdskl_topologies(
 
 
 def fdskl_scaling(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield seconds of training against rows, as Figure 5."""
+    """Yield seconds of training against rows, as in Figure 5."""
     panels = []
     for dataset, measured in entries.items():
         curves = []
@@ -258,7 +258,7 @@ def fdskl_scaling(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def fdskl_theorem(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield E|f_t - f_*|^2 against t beside equation 8, for the least epsilon."""
+    """Yield E|f_t - f_*|^2 against t beside equation 8, for the smallest epsilon."""
     panels = []
     for name, entry in entries.items():
         cells = entry["cells"]
@@ -279,7 +279,7 @@ def fdskl_theorem(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def recovery(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the error of the kernel matrix against t, as Figure 1."""
+    """Yield the error of the kernel matrix against t, as in Figure 1."""
     panels = []
     for name, entry in entries.items():
         curves = []
@@ -297,7 +297,7 @@ def recovery(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def uploaded(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield rank and Lanczos steps against t, as Figures 2 and 5."""
+    """Yield rank and Lanczos steps against t, as in Figures 2 and 5."""
     panels = []
     for name, entry in entries.items():
         t = range(1, len(entry["ranks"]) + 1)
@@ -313,7 +313,7 @@ def uploaded(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def nmi(
     entries: Mapping[str, Any], name: str = "kernel_kmeans-nmi"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield NMI against floats uploaded with its standard error, as Figure 3."""
+    """Yield NMI, with standard errors, against uploaded floats, as in Figure 3."""
     names = {
         "FK": "FK k-means",
         "RFK": "RFK",
@@ -344,7 +344,7 @@ def nmi(
 
 
 def removals(measured: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield accumulated time and loss ratio over removals, as Figures 4 and 5."""
+    """Yield accumulated time and loss ratio over removals, as in Figures 4 and 5."""
     times, ratios = [], []
     for entry in measured:
         retraining = float(np.median(entry["retraining"]["complete"]))
@@ -369,7 +369,7 @@ def removals(measured: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]
 
 
 def mufc_settings(measured: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the loss ratio against gamma, centroids and clusters, as Figure 3."""
+    """Yield the loss ratio against gamma, centroids and clusters, as in Figure 3."""
     titles = {
         "gamma": "gamma",
         "centroids": "centroids of a party",
@@ -404,7 +404,7 @@ PICTURES: dict[str, Callable[[Any], Iterator[tuple[str, Sequence[Panel]]]]] = {
     "mufc-removal": removals,
     "mufc-settings": mufc_settings,
 }
-"""By the group of pieces whose figures they take."""
+"""The functions, by the group of pieces whose figures they draw."""
 
 
 def draw(groups: Mapping[str, Any], folder: Path) -> list[str]:

@@ -1,22 +1,22 @@
-"""``SecureRidge`` beside boosted trees, and what it costs, as one page.
+"""``SecureRidge`` beside boosted trees, and its costs, as one page.
 
-The command measures cell after cell, writes the page after each, and goes on with the
-cells that are missing if it was ended::
+The command measures cell by cell and writes the page after each cell. If it was
+interrupted, it continues with the missing cells::
 
     python -m simulations.ridge --output-dir docs/papers
 
 ==========  ========================================================================
 errors      test errors of SecureRidge, linear, kernel and boosted models
 parties     the protocol with 2, 3 and 5 parties beside its model from pooled columns
-gram        Gram matrices under shares beside NumPy's
+gram        Gram matrices under shares beside Gram matrices in NumPy
 roles       seconds, memory and bytes of each role
 coresets    ``CoresetVRLR(solver="gram")`` beside least squares on all rows
 ==========  ========================================================================
 
-``--quick`` takes a minute, on generated rows alone, and always begins anew. ``--check``
-writes nothing: it fails unless the page is that of the figures beside it and some cheap
-cells give the same figures again. The data are npz files with X and y in ``--data-dir``
-or the folder ``VFL_FLOWER_DATA``.
+``--quick`` takes a minute, on generated rows only, and always starts from the
+beginning. ``--check`` writes nothing: it fails unless the page agrees with the figures
+beside it and some cheap cells give the same figures again. The data are npz files with
+X and y in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ TABLES = ("errors", "parties", "gram", "roles", "coresets")
 
 @dataclass(frozen=True)
 class Size:
-    """What is measured."""
+    """The scope of a measurement."""
 
-    sets: tuple[str, ...]  # of the table of errors
+    sets: tuple[str, ...]  # data sets of the table of errors
     seeds: tuple[int, ...]  # of splits and models
     one: str  # the data set of the tables of parties and of coresets
     parties: tuple[int, ...]  # their numbers of parties
@@ -91,7 +91,7 @@ class Size:
 RIDGE, ONE_TURN = "SecureRidge", "SecureRidge, one turn"
 EQUAL = "boosting, equal rows"
 MODELS = (RIDGE, "boosting", EQUAL, "linear", "kernel", ONE_TURN)
-"""Those of the table of errors, in the order of measuring them."""
+"""The models in the table of errors, in order of measurement."""
 
 FULL = Size(
     sets=("kc_house", "a9a", "ijcnn1", "cod_rna", "covtype"),
@@ -123,15 +123,15 @@ NUMBERS = ("kc_house", "generated")
 
 TRAIN, COVTYPE_ROWS, QUICK_ROWS, CORESET = 0.8, 75_000, 1500, 600
 EQUAL_ROWS = MOST_NUMBERS // MOST_COLUMNS
-"""Most training rows of `SecureRidge` with all its features."""
+"""Maximum training rows of `SecureRidge` with all its features."""
 
 
 def load(
     name: str, folder: Path | None, seed: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Return training rows and labels, and test rows and labels: four in five, and one.
+    """Return training rows and labels (four in five), and test rows and labels.
 
-    Of covtype there are 75,000 rows, class 2 against the rest. Classes are -1 and +1.
+    covtype has 75,000 rows, with class 2 against the rest. Classes are -1 and +1.
     """
     rng = np.random.default_rng(100 + seed)
     if name in QUICK.sets:
@@ -214,14 +214,14 @@ def protocol(
 
 
 def least_squares(X: Array, y: Array) -> tuple[Array, float]:
-    """Return coefficients of columns in standard deviations, and the mean loss."""
+    """Return coefficients for standardised columns, and the mean loss."""
     Z = np.column_stack([(X - X.mean(axis=0)) / X.std(axis=0), np.ones(len(X))])
     theta = np.linalg.lstsq(Z, y, rcond=None)[0]
     return theta[:-1], float(np.mean((Z @ theta - y) ** 2))
 
 
 def coreset(name: str, folder: Path | None, count: int, repeats: int) -> Figures:
-    """Fit coresets of all rows, and return the loss on them over the least one."""
+    """Fit coresets of all rows; return the loss on all rows over the smallest loss."""
     X, y, X_test, y_test = load(name, folder, 0)
     X, y = np.vstack([X, X_test]), np.append(y, y_test)
     _, least = least_squares(X, y)
@@ -247,7 +247,7 @@ def coreset(name: str, folder: Path | None, count: int, repeats: int) -> Figures
 
 
 def all_rows(quick: bool) -> Figures:
-    """Fit all flights, and return how far the model is from pooled least squares."""
+    """Fit all flights; return the distance of the model from pooled least squares."""
     data = next(coresets.LOADERS["flights"](None, quick)).data
     assert data.y is not None
     theta, least = least_squares(data.X, data.y)
@@ -268,7 +268,7 @@ def all_rows(quick: bool) -> Figures:
 
 
 def alone(function: Callable[..., Figures], *arguments: Any) -> Figures:
-    """Call a function in a process of its own, so that memory is that of the call."""
+    """Call a function in a separate process, to measure only its own memory."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
         return pool.submit(function, *arguments).result()
@@ -276,11 +276,11 @@ def alone(function: Callable[..., Figures], *arguments: Any) -> Figures:
 
 @dataclass(frozen=True)
 class Cell:
-    """Figures that are measured at once."""
+    """Figures that are measured together."""
 
-    name: str  # table and place there; the second word is the data set, if any
+    name: str  # table and place in it; the second word is the data set, if any
     measure: Callable[[], Figures]
-    cheap: bool = False  # some seconds: ``--check`` measures it again
+    cheap: bool = False  # takes seconds: ``--check`` measures it again
 
     @property
     def dataset(self) -> str:
@@ -294,7 +294,7 @@ def role_cell(rows: int, joint: int, count: int, two: bool) -> str:
 
 
 def plan(size: Size, folder: Path | None) -> Iterator[Cell]:
-    """Yield all cells, in the order of measuring them."""
+    """Yield all cells, in order of measurement."""
     few = size.features
     for counts in size.grams:
         words = " ".join(map(str, counts))
@@ -328,13 +328,13 @@ def plan(size: Size, folder: Path | None) -> Iterator[Cell]:
 
 
 def seeds_of(cells: Cells, size: Size, name: str, figure: str = "error") -> list[float]:
-    """Return a figure of each seed that was measured; `name` has {} for the seed."""
+    """Return a figure for each measured seed; `name` has {} for the seed."""
     found = [cells.get(name.format(seed), {}).get(figure) for seed in size.seeds]
     return [value for value in found if value is not None]
 
 
 def mean_of(values: Sequence[float], digits: int) -> str:
-    """Return the mean, and in brackets the values, if there are several; "" of none."""
+    """Return the mean, with several values in brackets; "" without values."""
     if not values:
         return ""
     mean = f"{np.mean(values):.{digits}f}"
@@ -355,11 +355,11 @@ def mean_errors(cells: Cells, size: Size, name: str) -> dict[str, float]:
 
 
 DETAILS = {"AUC": ("auc", 3), "log loss": ("log_loss", 3), "seconds": ("seconds", 0)}
-"""Further columns: figure, and digits."""
+"""Further columns: figure and number of digits."""
 
 
 def details(cells: Cells, size: Size, name: str) -> Iterator[dict[str, str]]:
-    """Yield a row for each model of one set: rows, other errors, what was chosen."""
+    """Yield a row for each model of one set: rows, other errors, chosen settings."""
     for model in MODELS:
         place = f"errors {name} {{}} {model}"
         found = [cells[k] for s in size.seeds if (k := place.format(s)) in cells]
@@ -380,12 +380,12 @@ def details(cells: Cells, size: Size, name: str) -> Iterator[dict[str, str]]:
 
 
 def shown(rows: Iterable[Mapping[str, str]]) -> str:
-    """Return a table, or that there are no rows."""
+    """Return a table, or a sentence if there are no rows."""
     return table(rows) or "Not measured yet."
 
 
 def errors_page(cells: Cells, size: Size) -> Iterator[str]:
-    """Yield the table of errors, and where boosted trees win."""
+    """Yield the table of errors, and the sets on which boosted trees win."""
     yield "## Test errors, and where boosted trees still win"
     rows, wins = [], dict[str, str]()
     for name in size.sets:
@@ -451,7 +451,7 @@ def gram_page(cells: Cells, size: Size) -> Iterator[str]:
 
 
 def roles_page(cells: Cells, size: Size) -> Iterator[str]:
-    """Yield what each role takes, and how that grows."""
+    """Yield the costs of each role, and their growth."""
     yield "## Seconds, memory and bytes of each role"
     yield f"""
         Training on generated rows of {COLUMNS} columns, each party in a process of
@@ -527,7 +527,7 @@ def parties_page(cells: Cells, size: Size) -> Iterator[str]:
 
 
 def coresets_page(cells: Cells, size: Size) -> Iterator[str]:
-    """Yield what linear regression from sums of products gives."""
+    """Yield the results of linear regression from sums of products."""
     yield '## `CoresetVRLR(solver="gram")`'
     yield (
         f"{size.one}, coresets of {CORESET} rows: the mean squared error on all rows "
@@ -558,7 +558,7 @@ def coresets_page(cells: Cells, size: Size) -> Iterator[str]:
 
 
 def in_short(cells: Cells, size: Size) -> Iterator[str]:
-    """Yield what a reader should take away, of what is measured: a list."""
+    """Yield the summary of the measured cells, as a list."""
     points = [*_errors_in_short(cells, size), *_costs_in_short(cells, size)]
     if points:
         yield "## In short"
@@ -612,7 +612,7 @@ def _costs_in_short(cells: Cells, size: Size) -> Iterator[str]:
 
 
 def _range(cells: Sequence[Figures], figure: str, form: str) -> str:
-    """Return the least and the largest of a figure, or the one that all have."""
+    """Return the smallest and largest value of a figure, or the common value."""
     ends = [f"{end(cell[figure] for cell in cells):{form}}" for end in (min, max)]
     return " to ".join(dict.fromkeys(ends))
 
@@ -680,11 +680,11 @@ TOLERANCES = {
     **{"error": 0.02, "largest": 0.1, "rms": 0.1, "ratio": 0.01},
     **{"bits": 0.0, "local": 0.0, "round_trips": 0.0},
 }
-"""By how much of itself a figure may differ when it is measured again."""
+"""Relative difference allowed when a figure is measured again."""
 
 
 def check(results: Results, size: Size, folder: Path | None) -> None:
-    """Compare the page with its figures, and cheap cells with what they give now."""
+    """Compare the page with its figures, and cheap cells with new measurements."""
     measured = results.earlier()
     if measured is None:
         raise click.ClickException("there are no figures in --output-dir to check")
@@ -724,7 +724,7 @@ def main(
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
-    """Measure what is missing, all or some tables, and write the page."""
+    """Measure the missing cells of all or some tables, and write the page."""
     size = QUICK if quick else FULL
     results = Results(context, "ridge", "measured", STEM + "-quick" * quick)
     if check_:

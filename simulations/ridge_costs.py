@@ -1,9 +1,8 @@
-"""What ridge models from sums of products cost, and how exact these sums are.
+"""Costs of ridge models from sums of products, and the precision of these sums.
 
-`roles` runs ``SecureRidge`` with each party in a process of its own and
-messages that are packed, sealed and opened as on SuperNodes, so that seconds of
-processor and memory are those of each role. `gram_errors` compares a Gram matrix under
-shares with NumPy's.
+`roles` runs ``SecureRidge`` with each party in a separate process, and with messages
+that are packed, sealed and opened as on SuperNodes. So processor seconds and memory are
+measured for each role. `gram_errors` compares a Gram matrix under shares with NumPy's.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from vfl_flower.strategies.ridge.training import MOST_PILOT
 
 ROLES = ("label holder", "second party", "another party")
 COLUMNS = 12
-"""Columns of the generated rows of `roles`."""
+"""Number of columns of the generated rows of `roles`."""
 
 
 def cosine_error(
     parties: int, fraction: int, angle_bits: int = 16, multiple: int = 1
 ) -> float:
-    """Return the largest error of a shared cosine, beside that of float64.
+    """Return the largest error of a shared cosine, besides the error of float64.
 
-    Each party rounds its angle to the nearest of 2^b in a turn, which moves m theta by
+    Each party rounds its angle to a multiple of 1/2^b turns, which moves m theta by
     at most ``pi m T / 2^b``. Cosine and sine of delta and of r have f / 2 fraction
     bits: each of these two points of the plane moves by ``e = 2^-(f / 2 + 1/2)`` at
     most, and their scalar product by ``2 e + e^2``.
@@ -60,7 +59,7 @@ def cosine_error(
 
 
 def cosine_bound(fraction: int) -> float:
-    """Return the bound of a cosine that is a sum of two products of encodings.
+    """Return the bound on a cosine that is a sum of two products of encodings.
 
     cos(a) and sin(a) with f / 2 fraction bits are at most 1 / sqrt(2) units from a
     vector of length 2^(f / 2), in the plane. The scalar product of two such vectors is
@@ -76,14 +75,14 @@ def gram_error(rows: int, bound: float, error: float) -> float:
     differ from a and b by at most `error`.
 
     The roundings of many rows mostly cancel: a cosine with f fraction bits has errors
-    of a standard deviation of ``2^-(f / 2) / sqrt(6)``, and an entry of the Gram matrix
-    of cosines one of about sqrt(rows) times that.
+    with a standard deviation of ``2^-(f / 2) / sqrt(6)``, and an entry of the Gram
+    matrix of cosines has about sqrt(rows) times this deviation.
     """
     return rows * error * (2 * bound + error)
 
 
 def gram_errors(rows: int, features: int, parties: int) -> dict[str, Any]:
-    """Compare the Gram matrix of joint features under shares with that of NumPy.
+    """Compare the Gram matrix of joint features under shares with NumPy's matrix.
 
     The parties' angles are uniform and rounded to 16 bits of a turn; NumPy takes the
     cosine of their exact sum.
@@ -136,7 +135,7 @@ def memory() -> float:
 
 
 class Processes(InProcessGrid):
-    """Parties that answer each in a process of its own."""
+    """Parties that each answer in a separate process."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
@@ -167,7 +166,7 @@ class Processes(InProcessGrid):
         return number
 
     def ended(self) -> list[Any]:
-        """Return the seconds, and the memory above that at first, of each party."""
+        """Return the seconds of each party, and its memory above the initial memory."""
         for end in self.ends.values():
             end.send_bytes(b"")
         return [end.recv() for end in self.ends.values()]
@@ -188,7 +187,7 @@ def pooled(rows: int, columns: int) -> float:
 def roles(rows: int, features: int, count: int, relevance: bool) -> dict[str, Any]:
     """Train on generated rows of `count` parties, and measure each role.
 
-    Call it in a process of its own, so that memory is that of this run.
+    Call this in a separate process, so that the memory belongs to this run.
     """
     rng = np.random.default_rng(0)
     X = rng.normal(size=(rows, COLUMNS))

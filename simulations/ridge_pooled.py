@@ -1,8 +1,8 @@
 """Models of ``SecureRidge`` from the pooled columns of all parties.
 
-Their sums of products are those of float32 numbers in one place, in the place of
-shares; all choices and columns are made by the functions of the strategy and of its
-steps, so a test error is that of a run, in a fraction of its time.
+Their sums of products are computed from float32 numbers in one place instead of shares.
+All choices and columns are made by the functions of the strategy and of its steps, so a
+test error equals the error of a run, in a fraction of its time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Pooled:
     """A model of ``SecureRidge`` from pooled columns.
 
     All choices and columns are made by the functions of the strategy and of its steps;
-    sums of products alone are those of float32 numbers in one place, in the place of
+    only sums of products are computed from float32 numbers in one place, instead of
     shares.
     """
 
@@ -62,7 +62,7 @@ def columns(
     joint: state.Joint,
     multiple: int,
 ) -> Array:
-    """Return all features of the rows of `fitted`: local, and joint by bandwidth."""
+    """Return all features of the rows of `fitted`: local, and joint per bandwidth."""
     parts = [local_columns(f.local, f.X) for f in fitted]
     each = [
         state.angles_of(p, s, joint, f, slice(None))
@@ -143,7 +143,7 @@ def secure_ridge(
     features: int = 0,
     relevance: bool = True,
 ) -> Fitted:
-    """Fit as ``SecureRidge`` does where the last party has the labels."""
+    """Fit as ``SecureRidge`` does if the last party has the labels."""
     blocks = np.array_split(X, parties, axis=1)
     members = [
         Party(block, y if j == parties - 1 else None, name=f"p{j}")
