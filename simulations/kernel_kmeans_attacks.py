@@ -229,7 +229,7 @@ ATTACKS = {"differences": differences, "averaged, then differences": averaged}
 
 
 def nearest(guesses: Array, H: Array) -> Array:
-    """Return each row's distance to its nearest guess; 1 is its distance to the mean."""
+    """Return each row's distance to its nearest guess over its distance to the mean."""
     if not len(guesses):
         return np.full(len(H), np.inf)
     middle = np.linalg.norm(H - H.mean(axis=0), axis=1)
