@@ -1,9 +1,9 @@
 """Seconds, memory and bytes of an alignment, on the processors of this machine.
 
-Run ``python benchmarks/alignment.py [IDS] [PARTIES ..] [--keyed]``: 10^5 ids at each of
-2, 3 and 5 parties by default. All parties are in this process, one after the other, so
-the seconds of all are added up; on machines of their own, parties work at the same
-time. Bytes are those that each party sends and gets.
+Run ``python benchmarks/alignment.py [IDS] [PARTIES ..] [--keyed]``; the default is 10^5
+ids at each of 2, 3 and 5 parties. All parties run in this process, one after the other,
+so their seconds are added up; on separate machines, parties work at the same time.
+Bytes are the bytes that each party sends and receives.
 """
 
 import logging
@@ -21,7 +21,7 @@ from vfl_flower.simulation import InProcessGrid
 
 
 def parties(count: int, n: int, folder: Path) -> list[vf.Party]:
-    """Return parties of which each two share about nine tenths of their ids."""
+    """Return parties; any two of them share about nine tenths of their ids."""
     rng, made = np.random.default_rng(0), []
     for j in range(count):
         state_dir = folder / f"p{j}"

@@ -1,11 +1,11 @@
-"""Seconds, bytes and memory of one training, each party in a process of its own.
+"""Seconds, bytes and memory of one training run, with each party in its own process.
 
 ``python benchmarks/capacity.py STRATEGY --rows N --columns D --parties T`` trains on
 generated rows, N x D at all parties together, and prints a row of the tables of
-docs/capacity.md: round trips; seconds of processor of the busiest party and of the
-server; megabytes that the busiest party sends, and that all send and receive; and by
-how much the resident memory of the largest party, and of the server, grew at most,
-beyond Python and Flower.
+docs/capacity.md: round trips; processor seconds of the busiest party and of the server;
+megabytes that the busiest party sends, and that all parties send and receive; and the
+maximum growth of resident memory, beyond Python and Flower, of the largest party and of
+the server.
 
     OMP_NUM_THREADS=1 python benchmarks/capacity.py coreset-vrlr --rows 1000000
 """

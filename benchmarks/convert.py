@@ -1,9 +1,10 @@
-"""Peak memory and time of the first reading of a party file, each in a new process.
+"""Peak memory and time of the first reading of party files, each in a new process.
 
     python benchmarks/convert.py --rows 5000000 lz4-one.arrow a.csv
 
-writes a file of so many rows, 20 columns of numbers and ids of text for each name, and
-lets a process convert it as a SuperNode does at the first message. Names: ``a.csv``;
+writes for each name a file with this number of rows, 20 columns of numbers and text
+ids, and lets a process convert it as a SuperNode does at the first message. Names:
+``a.csv``;
 ``one`` or ``batches`` (of 65,536 rows) ``.parquet``, ``.arrow``, ``lz4-one.arrow``,
 ``zstd-batches.arrow``, ``lz4-stream.arrow`` and so on; ``rows``, ``columns`` (order of
 X) and ``packed.npz``. The files are in TMPDIR, which should be on a disk.
@@ -42,7 +43,7 @@ print(f"{peak:8.0f} MB {time.perf_counter() - start:8.1f} s")
 
 
 def write(path: Path, rows: int) -> None:
-    """Write a file whose name says how."""
+    """Write a file in the format that its name states."""
     rng, kind = np.random.default_rng(0), path.stem.split("-")
     ids = pa.array([f"P{i:09d}" for i in range(rows)])
     if path.suffix == ".npz":

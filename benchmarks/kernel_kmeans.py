@@ -1,12 +1,12 @@
 """Federated kernel k-means beside a plain NumPy loop: wall time and a party's memory.
 
-``python benchmarks/kernel_kmeans.py``: the rows of mnist (``VFL_FLOWER_DATA``, else
-generated ones of its shape) at five parties; both methods in turn, on one thread.
-The plain loop has all rows in one place, and no messages, masks or state: it computes
-for each iteration the features of each party, the Gram matrix, its eigenpairs and B,
-and in the end runs the same distributed k-means. ``--memory`` instead makes each party
-a process of its own, with generated rows, and prints how far its resident memory grew;
-``--profile`` prints where the time goes.
+``python benchmarks/kernel_kmeans.py`` runs both methods in turn, on one thread, on the
+rows of mnist (``VFL_FLOWER_DATA``; otherwise generated rows of its shape) at five
+parties. The plain loop has all rows in one place, and no messages, masks or state. In
+each iteration it computes the features of each party, the Gram matrix, its eigenpairs
+and B, and at the end it runs the same distributed k-means. ``--memory`` instead runs
+each party in its own process, with generated rows, and prints the growth of its
+resident memory; ``--profile`` prints a profile of the time.
 
     python benchmarks/kernel_kmeans.py --repeats 3
     python benchmarks/kernel_kmeans.py --memory
@@ -40,7 +40,7 @@ PARTIES, CLUSTERS, COMPONENTS, CORESET = 5, 10, 20, 1000
 
 
 def data(rows: int, columns: int) -> np.ndarray:
-    """Return mnist's rows in float32, or rows of ten blobs in their place."""
+    """Return mnist's rows in float32, or otherwise rows of ten blobs."""
     folder = os.environ.get("VFL_FLOWER_DATA")
     if folder and columns == 784:
         with np.load(Path(folder) / "mnist.npz") as file:
@@ -54,7 +54,7 @@ def data(rows: int, columns: int) -> np.ndarray:
 
 
 def strategy(features: int, iterations: int) -> FKKMeans:
-    """Return the strategy that is timed; it never ends before the last iteration."""
+    """Return the strategy to be timed; it never stops before the last iteration."""
     return FKKMeans(
         CLUSTERS,
         COMPONENTS,
@@ -116,7 +116,7 @@ def party(index: int, rows: int, columns: int) -> Party:
 
 
 def memory(rows: int, columns: int, features: int, iterations: int) -> None:
-    """Print how far the memory of each party grew, by step."""
+    """Print the growth of each party's memory, by step."""
     pipes = start(party, [(m, rows // PARTIES, columns) for m in range(PARTIES)])
     strategy(features, iterations).start(ProcessGrid(pipes))
     stop(pipes)

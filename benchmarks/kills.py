@@ -1,20 +1,20 @@
-"""Kill -9 of each kind of process of a deployment, and what becomes of the runs.
+"""Kill -9 of each kind of process of a deployment, and the outcome of the runs.
 
 A coordinator and three parties on loopback, as ``vfl-flower coordinator`` and
-``vfl-flower party`` start them. The runs of all strategies of one way to split the data
-go on at the same time, so that the minutes in which a killed deployment only waits are
-shared; each is killed at a random moment between its first and its last message, and
-is then left alone or started again::
+``vfl-flower party`` start them. The runs of all strategies for one split of the data
+take place at the same time, so that they share the minutes in which a killed deployment
+only waits; each is killed at a random moment between its first and its last message,
+and is then left alone or started again::
 
     python benchmarks/kills.py columns --moments 1
 
 *Restart* means: systemd starts a command of ``vfl-flower`` again after the seconds of
-its unit; a run that has failed is started again with ``resume`` (a later task of mufc
-as it is). Each line says what was killed and in which step; the exit status of
-``vfl-flower run``, the seconds from the kill to that, whether the result is that of a
-run that nobody killed (bit for bit, but for the rounding under shares of ``ridge``),
-and the last line. Then come the processes and files that are left and should not be,
-with those that hold an id of a row.
+its unit; a failed run is started again with ``resume`` (a later task of mufc without
+it). Each line shows the killed process and the step, the exit status of ``vfl-flower
+run``, the seconds from the kill until this exit, whether the result equals the result
+of a run that nobody killed (bit for bit, except for rounding under shares in
+``ridge``), and the last line. Then follow the processes and files that should not be
+left, with the files that hold an id of a row.
 """
 
 from __future__ import annotations
@@ -69,32 +69,32 @@ KINDS = {
 }
 
 RESTARTS = ("SuperNode", "party")
-"""Kinds that a run can outlive if systemd starts them again; others: no difference."""
+"""Kinds that a run can survive if systemd restarts them; no effect on other kinds."""
 
 PARTYS = ("ClientApp", "forkserver", "SuperNode", "party", "announcing")
-"""Kinds of which each party has one."""
+"""Kinds of process that each party has."""
 
 START = 400.0
 """Seconds that a command may take to be ready."""
 
 MOST_RUNS = 4
-"""Most runs that one kill is to meet."""
+"""Maximum number of runs that one kill should hit."""
 
 MOST_STARTS = 10
-"""Most starts of a command that fails."""
+"""Maximum number of starts of a failing command."""
 
 LIFE = 0.2
-"""Seconds in which most processes of one message have ended."""
+"""Seconds within which most processes of one message end."""
 
 HANGS = 150.0
 """Seconds after which a run that has not ended is stopped."""
 
 WAITS = 60.0, "waiting for 3 parties"
-"""Seconds after which a run is stopped that says so: it has not begun, and may wait."""
+"""Seconds after which a run with this output is stopped, since it has not begun."""
 
 
 class Case(NamedTuple):
-    """A strategy, how it runs, and whether two of its runs are the same to the bit."""
+    """A strategy, its settings, and whether two of its runs are equal bit for bit."""
 
     strategy: str
     split: str
@@ -104,7 +104,7 @@ class Case(NamedTuple):
 
 
 ROUNDED = 0.05
-"""Part of the largest number by which runs of 70 rows differ that are not exact."""
+"""Share of the largest number by which inexact runs of 70 rows differ."""
 
 
 CASES = {
@@ -126,7 +126,7 @@ SPLITS = {
 }
 
 ASKED = re.compile(r"\[RUN (\d+)\] Receiving: train\.(\w+) message")
-"""What a SuperNode logs when a message has come."""
+"""The log line of a SuperNode when a message has arrived."""
 
 DYING = """
 import os, signal, sys
@@ -189,7 +189,7 @@ class Running:
         self.process = begun(folder, self.log, words)
 
     def wait_to_say(self, words: str) -> None:
-        """Wait until the command has printed something."""
+        """Wait until the command has printed these words."""
 
         def has_said() -> bool:
             text = self.log.read_text(errors="replace")
@@ -201,13 +201,13 @@ class Running:
 
 
 def started_in(folder: Path) -> list[int]:
-    """Return live processes whose home is in a folder, whoever has started them."""
+    """Return live processes whose home is in a folder, whoever started them."""
     homes = {p.pid: p.info["environ"].get("FLWR_HOME", "") for p in live_processes()}
     return [pid for pid, home in homes.items() if home.startswith(f"{folder}/")]
 
 
 def processes() -> Iterator[tuple[int, int, list[str]]]:
-    """Yield the number, the parent's and the command line of each live process."""
+    """Yield number, parent's number and command line of each live process."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -217,14 +217,14 @@ def processes() -> Iterator[tuple[int, int, list[str]]]:
 
 
 def named(words: Sequence[str], name: str) -> bool:
-    """Return whether a command line is of a command, itself or by its interpreter."""
+    """Return whether a command line runs a command, itself or by its interpreter."""
     return any(Path(word).name == name for word in words[:3])
 
 
 def forks_of(
     table: Sequence[tuple[int, int, list[str]]], above: Collection[int]
 ) -> list[int]:
-    """Return processes that fork others, below some."""
+    """Return processes that fork other processes, below some processes."""
     return [
         pid
         for pid, parent, words in table
@@ -279,7 +279,7 @@ class Site:
         run_to_end(self.place, "certificates", "localhost")
 
     def start(self, *names: str) -> None:
-        """Start the commands that do not run, and wait until they are ready."""
+        """Start the commands that are not running, and wait until they are ready."""
         names = names or ("coordinator", *NAMES)
         for name in names:
             running = self.started.get(name)
@@ -302,7 +302,7 @@ class Site:
         return self.place, log, "party", name, *link, *peers
 
     def close(self) -> int:
-        """End all commands, and return how many processes are left then."""
+        """End all commands, and return the number of remaining processes."""
         for running in self.started.values():
             if running.process.poll() is None:
                 running.process.send_signal(signal.SIGTERM)
@@ -319,14 +319,14 @@ class Site:
         return len(left)
 
     def heal(self) -> None:
-        """Bring back what has ended, and end what has outlived its command."""
+        """Restart ended commands, and end processes that outlived their commands."""
         for pid in self.orphans():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.start()
 
     def orphans(self) -> list[int]:
-        """Return processes of this site that have outlived the command they are of."""
+        """Return processes of this site that have outlived their commands."""
         started = set(started_in(self.place))
         commands = {running.process.pid for running in self.started.values()}
         table = {pid: parent for pid, parent, _ in processes()}
@@ -338,7 +338,7 @@ class Site:
                 pid = table.get(pid, 0)
             return False
 
-        # Flower starts some of its own in sessions of their own, below process 1.
+        # Flower starts some processes in separate sessions, below process 1.
         if self.started["coordinator"].process.poll() is None:
             started = {
                 p for p in started if f"{self.place}/federation/" not in home_of(p)
@@ -346,9 +346,9 @@ class Site:
         return sorted(pid for pid in started if not owned(pid))
 
     def pids(self, kind: str, party: str) -> list[int]:
-        """Return the processes of a kind, those of a party where each has its own.
+        """Return the processes of a kind, at one party if each party has its own.
 
-        Of ServerApps these are the processes of all runs.
+        For ServerApps these are the processes of all runs.
         """
         if kind in ("party", "coordinator"):
             name = party if kind == "party" else kind
@@ -379,7 +379,7 @@ class Site:
         return workers if kind == "ServerApp" else workers[-1:]
 
     def passing(self) -> list[str]:
-        """Return processes that are of a run or of one message, and not of the site."""
+        """Return processes that belong to a run or a message, and not to the site."""
         started = set(started_in(self.place))
         table = list(processes())
         forks = forks_of(table, started)
@@ -393,7 +393,7 @@ class Site:
     # -- runs --------------------------------------------------------------------------
 
     def words(self, case: Case, folder: str, *more: str) -> list[str]:
-        """Return the words of a run."""
+        """Return the command line of a run."""
         given = ("seed=1", "n-parties=3", f"output-dir={self.place}/{folder}")
         given += (*case.settings, *more)
         sets = [word for item in given for word in ("--set", item)]
@@ -401,12 +401,12 @@ class Site:
         return ["run", case.strategy, *task, "--federation", "federation", *sets]
 
     def asked(self, name: str) -> list[tuple[str, str]]:
-        """Return the run and the step of each message to a party, since its start."""
+        """Return the run and the step of each message to a party since its start."""
         text = self.started[name].log.read_text(errors="replace")
         return ASKED.findall(text)
 
     def stop(self, text: str) -> None:
-        """Stop the run that a log is of."""
+        """Stop the run that wrote a log."""
         number = re.search(r"flwr stop (\d+) (\S+)", text)
         home = str(self.place / "federation" / "flwr")
         if number is not None:
@@ -418,7 +418,7 @@ class Site:
             )
 
     def half_written(self, failed: bool) -> list[str]:
-        """Return files that no run leaves; one that failed has its checkpoint."""
+        """Return files that no run leaves behind; a failed run keeps its checkpoint."""
         endings = (".part", ".tmp", "-journal", "-wal", "checkpoint.sqlite")
         in_use = ("superlink.", *(["checkpoint.sqlite"] if failed else []))
         return sorted(
@@ -457,7 +457,7 @@ def arrays_of(path: Path) -> dict[str, Any]:
 
 
 def metrics_of(text: Any, place: str = "report") -> dict[str, Any]:
-    """Return what a report says but for times, ids of models and paths."""
+    """Return the values of a report, except times, ids of models and paths."""
     passing = ("second", "time", "model_id", "config", "ledger", "version", "folder")
     passing += ("written", "note")  # whom the run has asked again
     passing += ("removed", "changed")  # nothing, where a run has done it before
@@ -476,8 +476,8 @@ def other_values(
 ) -> list[str]:
     """Return the names of values that differ: by a bit, or by more than rounding.
 
-    Of runs that are not exact only floats are compared, and not the label holder's,
-    whose penalties, from few rows, can follow the rounding.
+    For inexact runs only floats are compared, without the label holder's floats: its
+    penalties, found from few rows, can depend on the rounding.
     """
 
     def same(key: str, a: Any, b: Any) -> bool:
@@ -501,7 +501,7 @@ def other_values(
 
 @dataclass
 class Trial:
-    """A strategy whose runs are killed, and what a run gives that nobody kills."""
+    """A strategy whose runs are killed, and the result of a run that nobody kills."""
 
     name: str
     truth: dict[str, Any] = field(default_factory=dict)
@@ -555,7 +555,7 @@ class Matrix:
         return Started(trial, log, process)
 
     def follow(self, runs: Sequence[Started]) -> list[Followed]:
-        """Wait until all have ended, or hang."""
+        """Wait until all runs have ended, or hang."""
         ended: dict[int, Followed] = {}
         while len(ended) < len(runs):
             time.sleep(0.05)
@@ -579,12 +579,12 @@ class Matrix:
         return [ended[place] for place in range(len(runs))]
 
     def checkpoint(self, run: Started) -> list[str]:
-        """Return what goes on with a run that failed, as words of the next."""
+        """Return the arguments that let the next run continue a failed run."""
         paths = self.site.place.glob(f"out-*/2*-{run.number or 'none'}/*.sqlite")
         return [f"resume={path.parent.name}" for path in paths]
 
     def result(self, lines: Sequence[str]) -> dict[str, Any]:
-        """Return what a run that says so has left, here and at the parties."""
+        """Return the results that a run reports, here and at the parties."""
         values: dict[str, Any] = {}
         (place,) = (line for line in lines if line.startswith("results in "))
         folder = Path(place.removeprefix("results in "))
@@ -626,7 +626,7 @@ class Matrix:
         print(f"left: {self.left() or 'nothing'}", flush=True)
 
     def train(self) -> None:
-        """Train the model that later runs forget rows of; keep all states."""
+        """Train the model whose rows later runs forget; keep all states."""
         trial = Trial("mufc unlearn")
         case, CASES[trial.name] = CASES[trial.name], CASES["mufc"]
         (followed,) = self.follow([self.run(trial)])
@@ -653,7 +653,7 @@ class Matrix:
             shutil.copyfile(part, copy)
 
     def states(self) -> list[Path]:
-        """Return the files of the model that rows are to be forgotten of."""
+        """Return the files of the model that is to forget rows."""
         return [
             path
             for part in (*(f"{n}/state" for n in NAMES), "out-mufc unlearn/state")
@@ -662,7 +662,7 @@ class Matrix:
         ]
 
     def restore(self) -> None:
-        """Bring back the model that rows are to be forgotten of."""
+        """Restore the model that is to forget rows."""
         if self.model:
             for path in self.states():
                 path.unlink()
@@ -675,7 +675,7 @@ class Matrix:
     # -- kills --
 
     def kill(self, kind: str, restart: bool, moments: int) -> None:
-        """Kill runs of each strategy at so many moments of it."""
+        """Kill runs of each strategy, at this number of moments."""
         for trial in self.trials:
             trial.hits = 0
         for _ in range(2 * moments):
@@ -688,14 +688,14 @@ class Matrix:
         print(f"{kind}: {[(t.name, t.hits) for t in self.trials]}", flush=True)
 
     def kill_once(self, trials: Sequence[Trial], kind: str, restart: bool) -> None:
-        """Kill once, and tell what became of each run; go on with those that failed."""
+        """Kill once, and print the outcome of each run; continue failed runs."""
         site, self.killed_at = self.site, None
         site.heal()
         if any(trial.forgets for trial in trials):
             self.restore()
         party = self.dice.choice(NAMES)
-        # Runs reach the message that is drawn for each of them at about one time, and
-        # the kill waits for the first message of all and for most of these.
+        # The runs reach their drawn messages at about the same time, and the kill
+        # waits for the first message of all runs and for most of the drawn messages.
         drawn = [(t, self.dice.randrange(len(t.seconds) - 1)) for t in trials]
         drawn.sort(key=lambda pair: -pair[0].seconds[pair[1]])
         last = drawn[0][0].seconds[drawn[0][1]]
@@ -727,7 +727,7 @@ class Matrix:
         if restart:
             helper.join()
         self.killed_at = None
-        # Whom a run has asked after the kill: nobody, if the kill was too late.
+        # The parties that a run asked after the kill: none, if the kill was too late.
         later = [
             (number, name)
             for name in NAMES
@@ -767,7 +767,7 @@ class Matrix:
     def reached(
         self, runs: Sequence[Started], drawn: Sequence[int], before: dict[str, int]
     ) -> int:
-        """Return how many runs have come to the message drawn for them, or ended."""
+        """Return the number of runs that have reached their drawn message, or ended."""
         new = self.site.asked(NAMES[0])[before[NAMES[0]] :]
         counts = Counter(number for number, _ in new)
         return sum(
@@ -778,8 +778,8 @@ class Matrix:
     def kill_replies(self, runs: Sequence[Started], party: str) -> dict[str, str]:
         """Kill a process of each run that answers a message at a party.
 
-        It is killed at a random moment of its life; where that is too late, one of a
-        later message.
+        It is killed at a random moment of its life; if that is too late, the process of
+        a later message is killed.
         """
         hit, count = dict[str, str](), len(self.site.asked(party))
         while any(run.process.poll() is None and run.number not in hit for run in runs):
@@ -825,20 +825,20 @@ class Matrix:
         return died
 
     def supervise(self, kind: str, party: str) -> None:
-        """Start again what was killed, as often as it fails, as its unit does."""
+        """Restart a killed command, as often as it fails, as its unit does."""
         name = party if kind in PARTYS else "coordinator"
         self.site.started[name].process.wait(120)
         for _ in range(MOST_STARTS):
             time.sleep(RESTART)
-            with suppress(RunFailed):  # a SuperNode is refused while it counts as there
+            with suppress(RunFailed):  # a SuperNode is refused while the old one counts
                 self.site.start(name)
                 break
 
     def left(self, failed: Sequence[Trial] = ()) -> str:
-        """Return what is left that should not be.
+        """Return the processes and files that should not be left.
 
-        A run that failed keeps its checkpoint; one of mufc also the model that it would
-        have replaced, and the ids that it was to forget.
+        A failed run keeps its checkpoint; a failed run of mufc also keeps the model
+        that it would have replaced, and the ids that it should have forgotten.
         """
         deadline = time.monotonic() + 10
         while (left := self.site.passing()) and time.monotonic() < deadline:
@@ -886,7 +886,7 @@ class Matrix:
 
 
 def main() -> None:
-    """Kill, and print what became of it."""
+    """Kill processes, and print the outcomes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("split", choices=SPLITS)
     parser.add_argument("--cases", nargs="+", choices=CASES)

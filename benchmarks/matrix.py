@@ -3,11 +3,11 @@
     python benchmarks/matrix.py
     python benchmarks/matrix.py --python 3.12 --flwr 1.40 --tests tests/protocol
 
-The main job is what a user does after installing the wheel into an empty environment:
-simulate parties in one process and, once Ray is installed too, send the app that the
-package writes to three simulated SuperNodes by ``flwr run``. uv finds each Python on
-PATH, or downloads it. The user's cache has the environments, which the next call uses
-again, the logs, and the results on this commit, of which the table is made.
+The main job repeats a user's first steps after installing the wheel into an empty
+environment: simulate parties in one process and, once Ray is installed too, send the
+app that the package writes to three simulated SuperNodes by ``flwr run``. uv finds each
+Python on PATH, or downloads it. The user's cache holds the environments, which the next
+call reuses, the logs, and the results on this commit, from which the table is made.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Combination:
         self.result = self.folder / "result.json"
 
     def run(self, *command: str | Path, cwd: Path = ROOT) -> str:
-        """Return what a command prints, which goes into the log."""
+        """Return the output of a command, and add it to the log."""
         with self.log.open("a+") as log:
             print("$", *command, file=log, flush=True)
             start = log.tell()
@@ -75,12 +75,12 @@ class Combination:
         return said
 
     def install(self, environment: Path, *packages: str) -> None:
-        """Install packages, with this release of flwr, where they are missing."""
+        """Install missing packages, with this release of flwr."""
         place = ("--python", environment / "bin/python")
         self.run(*UV, "pip", "install", *place, f"flwr=={self.flwr}.*", *packages)
 
     def main_job(self, empty: Path, wheel: Path) -> str:
-        """Return how the main job ends."""
+        """Return the outcome of the main job."""
         try:
             self.install(empty, str(wheel))
             self.run(empty / "bin/vfl-flower", *SIMULATE, cwd=empty)
@@ -92,7 +92,7 @@ class Combination:
         return "completed"
 
     def first_stage(self, environment: Path, workers: str, tests: list[str]) -> str:
-        """Return what pytest counts; print which tests fail."""
+        """Return the counts of pytest; print the tests that fail."""
         pytest = ("-m", "pytest", "-n", workers, "--dist=worksteal", "-m", FIRST_STAGE)
         try:
             self.install(environment, "--editable", f".[{EXTRAS}]")
@@ -104,7 +104,7 @@ class Combination:
         return counts[-1] if counts else "failed"
 
     def measure(self, wheel: Path, workers: str, tests: list[str]) -> list[str] | None:
-        """Return the result of the main job and of the first stage, None: no Python."""
+        """Return the results of main job and first stage; None without the Python."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
         venv = (*UV, "venv", "--python", self.python)
@@ -119,7 +119,7 @@ class Combination:
 
 
 def main() -> None:
-    """Measure what is asked for, and print the table of all."""
+    """Measure the chosen combinations, and print the table of all results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,11 +3,12 @@
     python benchmarks/mutants.py --count 60 --seed 0
     python benchmarks/mutants.py --only vfl_flower/numerics/mufc.py --count 10
 
-The draw is even over the folders, and over the files of each. A mutant must die in the
-test files that mirror its module: in the tests' folder of the same name, those named
-after the module or its algorithm, or else all. Both ends of an algorithm share theirs,
-those of tests/clients and of tests/strategies. They run once on the unchanged code,
-where all must pass, and then for each mutant the fastest first, until one fails.
+The draw is even over the folders, and over the files of each folder. A mutant must die
+in the test files that mirror its module: the files named after the module or its
+algorithm in the tests' folder of the same name, or else all files of that folder. Both
+ends of an algorithm share the files in tests/clients and tests/strategies. The tests
+run once on the unchanged code, where all must pass, and then for each mutant, the
+fastest first, until one test fails.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SWAPS = {
 
 
 def mutants(tree: ast.Module) -> Iterator[tuple[Any, Any]]:
-    """Yield nodes of a module with what takes their place; no text, no annotation."""
+    """Yield nodes of a module with their replacements; no text, no annotation."""
     silent = (ast.JoinedStr, ast.arguments, ast.Import, ast.ImportFrom, ast.AnnAssign)
     waiting: list[Any] = [tree]
     while waiting:
@@ -75,7 +76,7 @@ def mutants(tree: ast.Module) -> Iterator[tuple[Any, Any]]:
 
 
 def mutated(text: str, node: Any, new: Any) -> str:
-    """Return the text of a module with another node in the place of one."""
+    """Return the text of a module with one node replaced."""
     source = text.encode()
     ends = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
     start = ends[node.lineno - 1] + node.col_offset
@@ -86,7 +87,7 @@ def mutated(text: str, node: Any, new: Any) -> str:
 
 
 def files_of(place: Path) -> list[Path]:
-    """Return the modules of a folder, or the one at a path, that have mutants."""
+    """Return the modules in a folder, or the module at a path, that have mutants."""
     place = ROOT / place
     files = [place] if place.is_file() else sorted(place.rglob("*.py"))
     return [
@@ -97,7 +98,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 def mirrors(module: Path) -> list[str]:
-    """Return the test files that mirror a module, or else the folder that has them."""
+    """Return the test files that mirror a module, or else their folder."""
     layer, *algorithm = module.parent.relative_to("vfl_flower").parts
     stems = [module.stem.strip("_"), *(name.removesuffix("s") for name in algorithm)]
     files = {
@@ -110,7 +111,7 @@ def mirrors(module: Path) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """As a plugin of pytest, write how long each test of the first run took."""
+    """As a plugin of pytest, record the duration of each test in the first run."""
     seconds = Counter[str]()
     for report in itertools.chain(*terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
@@ -121,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """As a plugin of pytest, begin with the fastest files, and tests of each."""
+    """As a plugin of pytest, run the fastest files first, and their fastest tests."""
     seconds = Counter(json.loads(TIMES.read_text()) if TIMES.exists() else {})
     files = Counter[str]()
     for item in items:
@@ -130,7 +131,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def failed(tests: Iterable[str], copied: Path, timeout: float, *options: str) -> str:
-    """Run tests in a copy; return the first that has failed, or ""."""
+    """Run tests in a copy; return the first failed test, or ""."""
     command = [sys.executable, "-B", "-m", "pytest", "--tb=no", "-p", "mutants"]
     try:
         done = subprocess.run(
@@ -143,14 +144,14 @@ def failed(tests: Iterable[str], copied: Path, timeout: float, *options: str) ->
         )
     except subprocess.TimeoutExpired:
         return f"more than {timeout:.0f} seconds"
-    if done.returncode not in (0, 1, 2, 4):  # 4: where conftest cannot be imported
+    if done.returncode not in (0, 1, 2, 4):  # 4: conftest cannot be imported
         sys.exit(f"no tests in {tests}: {done.stdout}{done.stderr}")
     names = re.findall(r"(?:FAILED|ERROR) (\S+)", done.stdout)
     return names[0] if names else "collection" * bool(done.returncode)
 
 
 def main() -> None:
-    """Draw mutants, run the tests of each, and print what has killed it."""
+    """Draw mutants, run the tests of each, and print the test that killed it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,21 +1,21 @@
 """Other systems for split columns, beside ours, on house prices of three parties.
 
-``VFL_FLOWER_DATA=FOLDER OMP_NUM_THREADS=1 python benchmarks/others.py SYSTEM``: a line
-of a table with the mean squared error on rows held out, over their variance, the
-messages that wait for one another, the bytes that all parties send, and the seconds of
-all parties on one machine. The systems:
+``VFL_FLOWER_DATA=FOLDER OMP_NUM_THREADS=1 python benchmarks/others.py SYSTEM`` prints a
+row of a table: the mean squared error on held-out rows, over their variance; the number
+of messages that wait for one another; the bytes that all parties send; and the seconds
+of all parties on one machine. The systems:
 
 - *ours*: ``CoresetVRLR`` and ``SecureRidge`` at their defaults, in one process;
 - *spu*: ridge regression in SecretFlow's SPU between two parties: normal equations, and
-  conjugate gradients on them. It counts messages and bytes itself; the shares of its
+  conjugate gradients on them. SPU counts messages and bytes itself; the shares of its
   inputs are added;
 - *xgboost*: XGBoost's own vertical federated training, which NVFlare starts, without
   encryption. Bytes and calls are counted between the parties and its server;
 - *split*: a split network with the layers, the optimiser and the rounds of Flower's
-  example *vertical-fl*, for a number in the place of two classes. Bytes are those of
-  the arrays.
+  example *vertical-fl*, for a number instead of two classes. Only the bytes of arrays
+  are counted.
 
-Each of the last three needs an environment of its own: ``pip install spu``, ``pip
+Each of the last three systems needs a separate environment: ``pip install spu``, ``pip
 install xgboost scikit-learn`` and ``pip install torch``.
 """
 
@@ -47,12 +47,12 @@ TREES = {"eta": 0.1, "max_depth": 6, "tree_method": "hist", "nthread": 1}
 """Settings of XGBoost, with 200 trees."""
 
 EPOCHS, EMBEDDED = 250, 64
-"""Rounds of the split network, and numbers that a party sends for a row."""
+"""Rounds of the split network, and number of values that a party sends per row."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Standardised rows: of each party a block of columns."""
+    """Standardised rows, with a block of columns for each party."""
 
     train: list[Any]
     y: Any
@@ -65,7 +65,7 @@ class Rows:
 
 
 def load(seed: int) -> Rows:
-    """Return four rows in five for training, and the others."""
+    """Return four rows in five for training, and the other rows."""
     file = np.load(Path(os.environ["VFL_FLOWER_DATA"]) / "kc_house.npz")
     X, y = file["X"].astype(float), file["y"].astype(float)
     rows = np.random.default_rng(100 + seed).permutation(len(y))
@@ -117,7 +117,7 @@ def spu(seed: int) -> None:
     run = [sys.executable, __file__, "spu", "--seed", f"{seed}", "--worker"]
     start = time.perf_counter()
     done = subprocess.run(run, check=True, capture_output=True, text=True)
-    # Its log has what the first of the two has sent; the other sends as much.
+    # Its log counts the messages of the first party; the other sends as many.
     log = done.stdout + done.stderr
     sent, messages = re.search(
         r"Link details: total send bytes (\d+),.* send actions (\d+),", log
@@ -128,7 +128,7 @@ def spu(seed: int) -> None:
 
 
 def spu_worker(seed: int) -> None:
-    """Run in a process of its own, whose log is read."""
+    """Run in a separate process, whose log is read."""
     import jax.numpy as jnp
     from spu import libspu
     from spu.utils import simulation
@@ -160,7 +160,7 @@ def spu_worker(seed: int) -> None:
 
 @dataclass
 class Proxy:
-    """What goes between parties and a server, which it counts."""
+    """A proxy between parties and a server that counts calls and bytes."""
 
     server: int
     sent: int = 0
@@ -171,11 +171,11 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where parties connect."""
+        """The port to which parties connect."""
         return int(self.listener.getsockname()[1])
 
     def serve(self) -> None:
-        """Accept connections, each in threads of its own."""
+        """Accept connections, each in its own threads."""
         while True:
             party, _ = self.listener.accept()
             server = socket.create_connection(("127.0.0.1", self.server))
@@ -207,7 +207,7 @@ def xgboost_server(port: int) -> None:
 
 
 def xgboost_party(rank: int, port: int, seed: int, errors: Queue[float]) -> None:
-    """Train with the columns of a party, the first of which has the labels."""
+    """Train with the columns of a party; the first party has the labels."""
     import xgboost
 
     rows = load(seed)
@@ -257,7 +257,7 @@ def xgboost(seed: int) -> None:
 
 
 def split(seed: int) -> None:
-    """Train a split network: parties send embeddings, the server their gradients."""
+    """Train a split network: parties send embeddings, the server sends gradients."""
     import torch
     from torch import nn
 

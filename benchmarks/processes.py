@@ -1,8 +1,8 @@
-"""Parties that are processes of their own, as on SuperNodes, and the memory they take.
+"""Parties in separate processes, as on SuperNodes, and their memory.
 
-Each makes its rows, gets the serialised messages of whole runs, and reports how far its
-resident memory grew at most: ``VmHWM`` less its value just before the first
-message, which covers the interpreter, Flower and NumPy.
+Each party makes its rows, receives the serialised messages of whole runs, and reports
+the maximum growth of its resident memory: ``VmHWM`` less its value just before the
+first message, which covers the interpreter, Flower and NumPy.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MB = 2**20
 
 def peak() -> float:
     """Return the largest resident memory of this process so far, in MB."""
-    # Not ru_maxrss, which begins at that of the process that started this one.
+    # Not ru_maxrss, which starts at the value of the parent process.
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024 / MB
 
 
 def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None:
-    """Answer messages until an empty one comes, then report memory and seconds."""
+    """Answer messages until an empty message comes, then report memory and seconds."""
     party = make(*arguments)
     party.consent = ALLOW_ALL
     app = make_client_app(lambda context: party)
@@ -72,7 +72,7 @@ def start(make: Callable[..., Party], parties: Iterable[tuple]) -> list[Connecti
 
 
 def stop(pipes: list[Connection]) -> None:
-    """End the processes, and print how far the memory of each grew, by step."""
+    """End the processes, and print the growth of their memory, by step."""
     for j, pipe in enumerate(pipes):
         pipe.send_bytes(b"")
         size, most, _ = pipe.recv()
@@ -81,7 +81,7 @@ def stop(pipes: list[Connection]) -> None:
 
 
 class ProcessGrid(InProcessGrid):
-    """A grid whose parties are processes."""
+    """A grid whose parties are separate processes."""
 
     def __init__(self, pipes: list[Connection]) -> None:
         super().__init__([Party(np.zeros((1, 1))) for _ in pipes])

@@ -3,12 +3,12 @@
     python benchmarks/reading.py                      # all of FORMS
     python benchmarks/reading.py 'FKKMeans(seed=1)' --list
 
-Each form runs once, small, with its parties in this process. Each definition that the
-run enters counts once: of a function all lines, of a class those of its settings and of
-the methods that were entered, and with a step the class of its reply. Everything has
-its docstrings. Of the columns, `path` is the sum of those to its left; `protocol`,
-`party` and `server` are shared by all strategies, and `others` is how this process
-plays the parties.
+Each form runs once on small data, with its parties in this process. Each definition
+that the run enters counts once: all lines of a function; the settings of a class and
+the methods that were entered; and, with a step, the class of its reply. Docstrings are
+included. Column `path` is the sum of the columns to its left; `protocol`, `party` and
+`server` are shared by all strategies, and `others` is the code that plays the parties
+in this process.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ SHARED = ("protocol", "party", "server")
 
 
 class Definition(NamedTuple):
-    """What a reader reads as one; `lines` of a class are those without its methods."""
+    """A unit of reading; the `lines` of a class exclude its methods."""
 
     path: str
     name: str
     span: range
     lines: int
-    reply: str  # what a function returns
+    reply: str  # the return type of a function
 
 
 @cache
@@ -80,7 +80,7 @@ def definitions(path: Path) -> list[Definition]:
 
 
 def entered(codes: set[CodeType], classes: set[type]) -> set[Definition]:
-    """Return the definitions of what was called, and of classes that were made."""
+    """Return the definitions that were called, and the classes of created objects."""
     names: dict[Path, set[str]] = defaultdict(set)
     for code in codes:
         path = Path(code.co_filename)
@@ -95,7 +95,7 @@ def entered(codes: set[CodeType], classes: set[type]) -> set[Definition]:
 
 
 def read(form: str) -> set[Definition]:
-    """Return what one small run of a form enters, in a process without caches."""
+    """Return the definitions that a small run enters, in a process without caches."""
     import vfl_flower.api as vf
 
     logging.disable()
@@ -129,14 +129,14 @@ def read(form: str) -> set[Definition]:
 
 
 def column(definition: Definition) -> str:
-    """Return the column of the table that a definition counts in."""
+    """Return the column of the table to which a definition belongs."""
     folder = str(Path(definition.path).parent)
     columns = (*PATH[::-1], *SHARED)  # products before the folder around it
     return next((name for name in columns if folder.startswith(name)), "others")
 
 
 def main() -> None:
-    """Print the table, or with --list also what each form counts."""
+    """Print the table and, with --list, the definitions of each form."""
     parser = argparse.ArgumentParser()
     parser.add_argument("forms", nargs="*", default=FORMS, help="calls of strategies")
     parser.add_argument("--list", action="store_true", help="print each definition")

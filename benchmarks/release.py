@@ -1,8 +1,8 @@
-"""Build what a release consists of, or make the release; nothing is pushed or uploaded.
+"""Build the parts of a release, or make the release; nothing is pushed or uploaded.
 
 ``python benchmarks/release.py`` builds into ``dist/``: the source distribution, the
 wheel, the folder ``vfl-flower`` with the app for Flower's Hub, and its bundle. With a
-version it first writes and commits that version, then runs jobs with what it has built
+version it first writes and commits that version. Then it runs jobs with the built files
 in an empty environment, sets a tag, and prints the commands that publish the release.
 """
 
@@ -35,17 +35,17 @@ v{version} is ready; these commands publish it:
 
 
 def run(*command: object, cwd: Path = ROOT) -> None:
-    """Run a command, which must succeed."""
+    """Run a command that must succeed."""
     subprocess.run([*map(str, command)], cwd=cwd, check=True)
 
 
 def git(*command: str) -> str:
-    """Return what git prints."""
+    """Return the output of git."""
     return subprocess.check_output(["git", *command], cwd=ROOT, text=True)
 
 
 def write_version(version: str) -> None:
-    """Write a version, and today's date into the changelog, which must name it."""
+    """Write a version, and its date into the changelog, which must name the version."""
     heading = f"## {version} ({datetime.date.today()})"
     for file, pattern, text in (
         ("CHANGELOG.md", rf"^## {re.escape(version)} \(.*\)$", heading),
@@ -61,7 +61,7 @@ def write_version(version: str) -> None:
 
 
 def build(root: Path, dist: Path) -> None:
-    """Build all from a checkout; the wheel and the app from the source distribution."""
+    """Build all files from a checkout; wheel and app from the source distribution."""
     shutil.rmtree(dist, ignore_errors=True)
     hatchling = (sys.executable, "-m", "hatchling", "build", "-d", dist, "-t")
     run(*hatchling, "sdist", cwd=root)
@@ -85,7 +85,7 @@ def check(dist: Path) -> None:
 
 
 def try_out(dist: Path) -> None:
-    """Run jobs in an empty environment: by the wheel's command, and of the app."""
+    """Run jobs in an empty environment: with the wheel's command, and with the app."""
     (wheel,) = dist.glob("*.whl")
     with TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
@@ -101,7 +101,7 @@ def try_out(dist: Path) -> None:
 
 
 def main() -> None:
-    """Build and check, and release a version if there is one."""
+    """Build and check; release a version if one is given."""
     version, dist = "".join(sys.argv[1:2]), ROOT / "dist"
     if version:
         if git("status", "--porcelain") or git("tag", "--list", f"v{version}"):

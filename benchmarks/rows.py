@@ -2,10 +2,10 @@
 
     python benchmarks/rows.py --rows 1000000 --columns 50
 
-Party 0 is a process of its own with so many rows and columns, either in a memory map or
-behind the Arrow batches of a Parquet file. Two small parties and the server are others.
-The pages of a memory map that were read count as memory, though the system may take
-them back.
+Party 0 is a separate process with these numbers of rows and columns, either in a memory
+map or in the Arrow batches of a Parquet file. Two small parties and the server are
+other processes. The pages of a memory map that were read count as memory, although the
+system may reclaim them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def party(index: int, kind: str, file: str, rows: int, columns: int) -> Party:
 
     from vfl_flower.data.rows import arrow_rows
 
-    # What a solver imports is part of the baseline as well.
+    # The imports of a solver are part of the baseline too.
     import vfl_flower.numerics.kernel_solvers  # noqa: F401  # isort: skip
 
     X: np.ndarray | Rows
@@ -55,7 +55,7 @@ def party(index: int, kind: str, file: str, rows: int, columns: int) -> Party:
 
 
 def write(file: Path, rows: int, columns: int) -> None:
-    """Write the rows twice, some at a time."""
+    """Write the rows twice, in blocks."""
     import pyarrow as pa
     import pyarrow.parquet
 

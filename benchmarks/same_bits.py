@@ -5,13 +5,13 @@
     .. record OUT.npz --only REGEX     some settings;  .. list     their names
     .. compare OLD NEW --ignore REGEX  leave out names of arrays on both sides
 
-`record` takes the package of the folder that it runs in, never the editable install.
-`compare` exits with 1 where bits differ, or a setting failed or is on one side only;
-round trips, units and bytes are shown and may differ.
+`record` uses the package in the current folder, never the editable install. `compare`
+exits with 1 if bits differ, or if a setting failed or is on one side only; round trips,
+units and bytes are shown and may differ.
 
-Not recorded is what is random in each run, even with a seed: the id of the model,
-and seconds. Keys and masks are random too, but cancel exactly. Rounding under the
-shares of `SecureRidge` differs in each run, so no setting has this strategy.
+Values that are random in each run even with a seed are not recorded: the id of the
+model, and seconds. Keys and masks are random too, but cancel exactly. Rounding under
+the shares of `SecureRidge` differs in each run, so no setting uses this strategy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RANDOM = re.compile(r"arrays/((part_\d+\.)?model)")
 LEDGER = ("round_trips", "messages", "units", "bytes_up", "bytes_down")
 
 DROPPED: set[str] = set()
-"""Settings that a class of this checkout does not take."""
+"""Settings that classes of this checkout do not take."""
 
 
 def made(name, **settings):
@@ -59,7 +59,7 @@ def made(name, **settings):
     return cls(**{key: value for key, value in settings.items() if key in taken})
 
 
-# -- what is recorded ------------------------------------------------------------------
+# -- recorded values -------------------------------------------------------------------
 
 
 def plain(value):
@@ -78,14 +78,14 @@ def shot(result, extras=None):
     for name, compute in (extras or {}).items():
         try:
             arrays[f"extra/{name}"] = plain(compute())
-        except Exception as error:  # then a difference, and not a failed setting
+        except Exception as error:  # a difference then, and not a failed setting
             arrays[f"extra/{name}"] = np.array(f"{type(error).__name__}: {error}")
     arrays = {k: v for k, v in arrays.items() if not RANDOM.fullmatch(k)}
     return arrays, {name: int(getattr(result.ledger, name)) for name in LEDGER}
 
 
 def files(folder):
-    """Return what the parties find in their state-dirs, and remove it."""
+    """Return the files in the parties' state-dirs, and remove them."""
     text = []
     for path in sorted(Path(folder).rglob("predictions*.csv")):
         text.append(f"{path.relative_to(folder).parts[0]}\n{path.read_text()}")
@@ -282,7 +282,7 @@ def kernel_rows(n=400, seed=0):
 
 
 def kernel_parties(count=3, holders=(-1,), target="binary", folder=None, new=False):
-    """Return parties; each of the label holders knows some of the labels."""
+    """Return parties; each label holder knows some of the labels."""
     X, real = kernel_rows(60, seed=5) if new else kernel_rows()
     y = {
         "continuous": 40 * real,
@@ -307,7 +307,7 @@ def kernel_parties(count=3, holders=(-1,), target="binary", folder=None, new=Fal
 
 
 def kernel_settings(count, target, settings):
-    """Return the settings that have an effect, with their defaults."""
+    """Return the effective settings, with their defaults."""
     ds = settings.get("solver") == "doubly-stochastic"
     given = {
         "loss": "square" if target == "continuous" else "logistic",
@@ -414,7 +414,7 @@ fdskl("ds 2 holders plain", holders=(0, 1), masking="plain", **DS)
 
 
 def prediction(name, count=3, holders=(-1,), target="binary", then=(), **settings):
-    """Train with state-dirs, then predict new rows in runs of their own."""
+    """Train with state-dirs, then predict new rows in separate runs."""
     given = kernel_settings(count, target, {"solver": "direct", **settings})
     asked = {
         "solver": given["solver"],
@@ -438,7 +438,7 @@ def prediction(name, count=3, holders=(-1,), target="binary", then=(), **setting
                     "FDSKLPrediction", model_id=trained.model.id, **asked | more
                 )
                 parties = kernel_parties(count, holders, target, folder, new=True)
-                # It draws nothing, and takes no seed.
+                # Prediction draws nothing, and takes no seed.
                 result = vf.simulate(strategy, parties)
                 yield what, shot(result, {"files": lambda: files(folder)})
 
@@ -560,7 +560,7 @@ fkk(
 
 CLINICS = {"north": 90, "south": 60, "west": 45, "east": 30}
 CENTROID = {"north": "north.17", "west": "west.20"}
-"""One row of each that is drawn with seed 15 and 4 or 7 local clusters."""
+"""A row of each clinic that is drawn with seed 15 and 4 or 7 local clusters."""
 ORDINARY = {"north": "north.7", "south": "south.5", "west": "west.2"}
 """Rows that were not drawn."""
 
@@ -631,7 +631,7 @@ mufc("plain", masking="plain")
 
 
 def chain(name, *, leave="apart", lazy=False, **settings):
-    """Train, forget rows in several ways and a party, and ask for the status."""
+    """Train, forget rows in several ways, forget a party, and ask for the status."""
     given = mufc_settings(settings)
 
     @case(f"mufc chain {name}")
@@ -770,7 +770,7 @@ def load(path):
 
 
 def difference(a, b):
-    """Return "" where two arrays have the same bits (NaN is NaN), or what differs."""
+    """Return "" if two arrays have the same bits (NaN is NaN), or the difference."""
     if a.dtype != b.dtype and a.dtype.kind == b.dtype.kind == "U":
         a, b = (x.astype(max(a.dtype, b.dtype)) for x in (a, b))  # else only a length
     if a.dtype != b.dtype or a.shape != b.shape:

@@ -1,4 +1,4 @@
-"""Lines, and lines of code, by folder: what a reader must read.
+"""Lines, and lines of code, by folder, as a measure of the reading.
 
 Lines of code are those without blanks, comments and docstrings.
 """
@@ -22,7 +22,7 @@ def code_lines(text: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _SILENT:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):  # docstrings, and those of fields
+    for node in ast.walk(ast.parse(text)):  # docstrings, also of fields
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(lines)

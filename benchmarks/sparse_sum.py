@@ -2,7 +2,7 @@
 
 Run ``OMP_NUM_THREADS=1 python benchmarks/sparse_sum.py [K L D N]``; the default is the
 size of FEMNIST in [1]: K = 62 clusters, L = 100 parties, d = 784 columns, n = 36725
-rows, so 193 values a coordinate with the step 1 / sqrt(n).
+rows, and so 193 values per coordinate with the step 1 / sqrt(n).
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
 Federated Clusters", ICLR 2023.

@@ -1,13 +1,13 @@
-"""Compare Flower's processes with those that fork, side by side in one session.
+"""Compare Flower's processes with forking processes, side by side in one session.
 
-Two deployments on loopback, each a SuperLink and three SuperNodes, stand at the same
-time and take turns: an empty round trip, and whole runs of each strategy on small
-data::
+Two deployments on loopback, each with a SuperLink and three SuperNodes, exist at the
+same time and take turns with an empty round trip, and with whole runs of each strategy
+on small data::
 
     python benchmarks/warm.py --repeats 3
 
-A whole run is from ``flwr run`` to its end; that includes three commands of ``flwr``,
-which are the same in both. "Trips" is the part in round trips.
+A whole run lasts from ``flwr run`` to its end; this includes three commands of
+``flwr``, which are the same in both deployments. "Trips" is the time in round trips.
 """
 
 import argparse
@@ -71,12 +71,12 @@ RUNS = {
         "mufc.box": "0,2000",
     },
 }
-"""Run configs by name; what is not said has its default."""
+"""Run configs by name; other settings have their defaults."""
 
 CONSENT = "\n".join(
     ["trust-on-first-use = true", "[leaves]", *(f"{kind} = true" for kind in KINDS)]
 )
-"""It permits every kind."""
+"""A consent that permits every kind."""
 
 
 def start_supernodes(
@@ -109,7 +109,7 @@ def start_supernodes(
         nodes = processes.flwr("supernode", "list", CONNECTION)["nodes"]
         return [node["status"] for node in nodes].count("online") == len(supernodes)
 
-    # Each look is a command, which takes the processor from the SuperNodes that start.
+    # Each check is a command, which takes processor time from the starting SuperNodes.
     what = f"{len(supernodes)} SuperNodes to be online"
     wait_for(online, START, what, pause=0.5)
 
@@ -147,7 +147,7 @@ class Deployment:
     def run(
         self, app: Path, config: dict[str, object], number: int
     ) -> tuple[float, float, int]:
-        """Return the seconds of a run, those in round trips, and their number."""
+        """Return the seconds of a run, the seconds in round trips, and their number."""
         out = self.folder / f"out-{number}"
         config = config | {"n-parties": 3, "seed": 1, "output-dir": str(out)}
         start = time.monotonic()
@@ -165,7 +165,7 @@ class Deployment:
 
 
 def main() -> None:
-    """Measure and print, each pair as soon as it is there."""
+    """Measure and print each pair as soon as it is available."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="of the empty trips")
     parser.add_argument("--runs", type=int, default=1, help="of each strategy")
@@ -181,7 +181,7 @@ def main() -> None:
         app = write_app(folder / "app").parent
         stock = Deployment(stock_processes, folder / "stock", forks=False)
         warm = Deployment(warm_processes, folder / "warm", forks=True)
-        warm.empty()  # what the first run alone pays, such as Flower's own caches
+        warm.empty()  # costs of the first run only, such as Flower's own caches
         print(f"{'':22} {'stock s':>9} {'warm s':>8} {'ratio':>6}   load", flush=True)
         for _ in range(args.repeats):
             pair = stock.empty(), warm.empty()
