@@ -15,7 +15,7 @@ from vfl_flower.typing import Array
 
 
 def limited(run: int | None = None, life: int | None = None) -> Consent:
-    """Return the consent of a party that lets so many rows of each kind leave it."""
+    """Return the consent of a party that lets this many rows of each kind leave."""
     leaves = dict.fromkeys(get_args(Kind), Limit(run, life))
     for kind in ("totals", "coefficients"):
         leaves[kind] = Limit()
@@ -28,7 +28,7 @@ def letting(*kinds: Kind, **rules: Any) -> Consent:
 
 
 def free(party: Party) -> Party:
-    """Return a party of a grid, as a loader does that has no consent to hold."""
+    """Return a party of a grid, as a loader without a consent file does."""
     if party.consent in (None, Consent()):
         party.consent = ALLOW_ALL
     return party
@@ -48,7 +48,7 @@ def distances(
     center: float = 0.0,
     bound: float = 2.0**20,
 ) -> Array:
-    """Return the sums, under masks, of squared distances of rows to one centre."""
+    """Return masked sums of the squared distances of rows to one centre."""
     question = coresets.distances.summing(distances=bound)
     centers = each([np.full((1, p.n_columns), center) for p in parties])
     given = {"test_fraction": 0.0, "start": start, "stop": stop}

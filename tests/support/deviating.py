@@ -1,4 +1,4 @@
-"""A server that deviates: it tells the parties of one step different things."""
+"""A server that deviates: it sends the parties of one step different requests."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,11 +21,11 @@ from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Arrays
 
 Tamper = Callable[[str, int, dict[str, Any]], dict[str, Any]]
-"""From the action, the party and its values to what that party is told."""
+"""A function from the action, the party and its values to the values sent."""
 
 
 class RealParties(InProcessGrid):
-    """Parties as on SuperNodes: they insist on masks, and on the consent they have."""
+    """Parties as on SuperNodes: they insist on masks, and on their consents."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
@@ -42,7 +42,7 @@ def sums_of(
     *,
     real: bool = True,
 ) -> Arrays:
-    """Return what a deviating server reads in the first sums of a step."""
+    """Return the values that a deviating server reads from the first sums of a step."""
 
     class Done(Exception):
         pass
@@ -52,7 +52,7 @@ def sums_of(
             told = {j: tamper(step.action, j, dict(v)) for j, v in requests.items()}
             if (
                 sums or step.contract.seals
-            ) and blocks:  # digests that fit what it tells
+            ) and blocks:  # digests that fit the requests
                 blocks = (self._blocks(step, list(told.values())),)
             return super()._round_trip(step, told, sums, *blocks)
 
@@ -60,7 +60,7 @@ def sums_of(
             return 0  # it does not mind that the masks do not cancel
 
         def _sum_of(self, step, addends, adding):
-            return unmask_sum(addends, adding)  # nor that the sum is none
+            return unmask_sum(addends, adding)  # nor that this is no sum
 
         def _ask(self, step, *args):
             replies = super()._ask(step, *args)
@@ -85,7 +85,7 @@ def angles_of(asked: Parties, step: Any, rows: Iterable[int], **values: Any) -> 
 
 
 def fitted(asked: Parties, rows: Iterable[int], of: Iterable[int] = ()) -> Any:
-    """Let party 2 fit rows, by angles of these or of others; return its reply."""
+    """Let party 2 fit rows, by angles of these or of other rows; return its reply."""
     setup = Setup("binary", "gaussian", 1.0, 4, [2], 4)
     rows = [*rows]
     sealed = angles_of(asked, angle_sums.angles, [*of] or rows, setup=setup)

@@ -1,4 +1,4 @@
-"""What is drawn in tests: the same each time, or anew."""
+"""Draws in tests: the same each time, or new each time."""
 
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,20 +11,20 @@ from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 FAILED = DirectoryBasedExampleDatabase(Path(__file__).parents[2] / ".hypothesis")
-"""Examples on which a law has failed: they are tried first the next time."""
+"""Examples on which a law has failed; they are tried first the next time."""
 
 
 def law(test: Callable[..., None]) -> Callable[..., None]:
-    """Put a test into the second stage: hypothesis draws other examples each time."""
+    """Put a test into the second stage: hypothesis draws new examples each time."""
     return pytest.mark.second(settings(derandomize=False, database=FAILED)(test))
 
 
 @contextmanager
 def repeated_draws(seed: int) -> Iterator[None]:
-    """Draw from a generator in the place of the operating system.
+    """Draw from a generator instead of the operating system.
 
-    So a run without a seed gives the same result each time, for an assertion that
-    hangs on it. Masks and what is dealt are other ones still.
+    So a run without a seed gives the same result each time, for assertions that need
+    it. Masks and the dealer's values still differ.
     """
     rng = np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
@@ -36,6 +36,6 @@ def repeated_draws(seed: int) -> Iterator[None]:
 
 
 def stream(seed: int, *names: int | str) -> np.random.Generator:
-    """Return a generator of a run with a seed: of a party, or of the server."""
+    """Return a generator of a seeded run, for a party or for the server."""
     entropy = [n if isinstance(n, int) else zlib.crc32(n.encode()) for n in names]
     return np.random.default_rng(np.random.SeedSequence([seed, *entropy]))

@@ -17,26 +17,26 @@ UNAVAILABLE, NO_REPLY, RAISED = 5, 4, 2
 """Flower's error codes: no node; no reply; the app raised an exception."""
 
 KINDS = (
-    "lose request",  # the party never sees it, and nobody says so
-    "lose reply",  # the party has answered, and nobody says that its reply is lost
-    "unavailable",  # Flower's code 5 in the place of the party
-    "reply unavailable",  # Flower's code 4, and the party's reply after all
-    "raise",  # Flower's code 2 in the place of the party
+    "lose request",  # the party never sees it, and nobody reports the loss
+    "lose reply",  # the party has answered, and nobody reports the loss
+    "unavailable",  # Flower's code 5 instead of the party's reply
+    "reply unavailable",  # Flower's code 4, and later the party's reply
+    "raise",  # Flower's code 2 instead of the party's reply
     "duplicate",  # the party is asked twice, the reply comes four times
-    "reorder",  # last party first, one a look, among replies of earlier rounds
+    "reorder",  # last party first, one per poll, among replies of earlier rounds
     "delay",  # the reply comes after `seconds`
-    "overtaken",  # code 5, but the request comes to the party after a later round's
+    "overtaken",  # code 5, but the party gets the request after a later round's
     "damage request array",
     "damage reply array",
 )
 
 
 EARLIER = 8
-"""How many of the last replies come again where replies are reordered."""
+"""Number of last replies that come again if replies are reordered."""
 
 
 class Clock:
-    """A clock that only sleeping moves: minutes of waiting pass at once."""
+    """A clock that only sleeping advances: minutes of waiting pass at once."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -45,13 +45,13 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; as on a real clock, never none at all."""
+        """Let time pass: some time at least, as on a real clock."""
         self.now += seconds + 1e-6
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Which messages fail, and how."""
+    """The messages that fail, and the kind of failure."""
 
     kind: str
     action: str | None = None
@@ -82,7 +82,7 @@ class FaultyGrid(InProcessGrid):
         self._reordered: set[str] = set()
         self._delivered: list[Message] = []
         self._unasked: list[Message] = []
-        self._struck: set[str] = set()  # whose other replies come after the first look
+        self._struck: set[str] = set()  # whose other replies come after the first poll
         self.struck = 0
         self.twins: list[tuple[Message, Message]] = []
         self.late: list[Message] = []
@@ -182,7 +182,7 @@ class FaultyGrid(InProcessGrid):
 
 
 class LyingGrid(InProcessGrid):
-    """An in-process grid in which one party sends something else than it should."""
+    """An in-process grid in which one party sends a wrong reply."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class LyingGrid(InProcessGrid):
 
 
 class Changed(InProcessGrid):
-    """Changes what all parties have sent in one step, with digests that fit.
+    """Changes the replies of all parties in one step, with matching digests.
 
     `change` takes the values of each reply, in party order, and changes them in place.
     """
@@ -223,7 +223,7 @@ class Changed(InProcessGrid):
         self._held: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hold the replies of the step back until all have come."""
+        """Hold back the replies of the step until all have arrived."""
         messages = list(messages)
         numbers = super().push_messages(messages)
         for message, number in zip(messages, numbers, strict=True):
@@ -241,12 +241,12 @@ class Changed(InProcessGrid):
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return nothing of the step before all is there."""
+        """Return no reply of the step before all replies have arrived."""
         return [] if self._held else super().pull_messages(message_ids)
 
 
 def of_party(place: int, **changes: Any) -> Callable[[list[dict[str, Any]]], None]:
-    """Return a change of what one party sends: values by name, or functions of them.
+    """Return a change of one party's reply: values by name, or functions of them.
 
     None leaves a value out.
     """
@@ -265,7 +265,7 @@ def of_party(place: int, **changes: Any) -> Callable[[list[dict[str, Any]]], Non
 
 
 def of_all(**changes: Any) -> Callable[[list[dict[str, Any]]], object]:
-    """Return the same change of what each party sends."""
+    """Return the same change of each party's reply."""
     return lambda replies: [
         of_party(j, **changes)(replies) for j in range(len(replies))
     ]
@@ -285,7 +285,7 @@ def _copy(message: Message) -> Message:
 
 
 def damage(content: RecordDict) -> None:
-    """Flip one bit of the largest array, or of the digest where there is no array."""
+    """Flip one bit of the largest array, or of the digest if there is no array."""
     records: Any = unbundle(content) if BUNDLE in content else content
     if arrays := records["arrays"]:
         name = max(arrays, key=lambda name: len(arrays[name].data))

@@ -25,10 +25,10 @@ def by_columns(
     folder: Path | None = None,
     **given: Any,
 ) -> list[Party]:
-    """Return a party for each block of columns, of which `holders` know the labels.
+    """Return a party for each block of columns; `holders` know the labels.
 
-    `widths` are those of the blocks, or their number. Of several holders each knows
-    every so many labels. With a folder, each party has a ``state-dir`` below it.
+    `widths` are the widths of the blocks, or their number. Several holders share the
+    labels in turn. With a folder, each party has a ``state-dir`` below it.
     """
     if isinstance(widths, int):
         blocks = np.array_split(X, widths, axis=1)
@@ -51,7 +51,7 @@ MODEL = "0123456789abcdef"
 def hand_out(
     parties: list[Party], weights: Array, intercept: float = 0.0
 ) -> list[Party]:
-    """Give parties the blocks of a linear model; the last one holds the labels."""
+    """Give parties the blocks of a linear model; the last party holds the labels."""
     last = len(parties) - 1
     ends = np.cumsum([party.X.shape[1] for party in parties])[:-1]
     for j, block in enumerate(np.split(weights, ends)):
@@ -66,7 +66,7 @@ def hand_out(
 
 
 def pinned(parties: list[Party], folder: Path, consent: Consent) -> list[Party]:
-    """Give parties folders, ids unless they have some, and pin the others' keys."""
+    """Give parties folders and any missing ids, and pin the other parties' keys."""
     for party in parties:
         party.state_dir = folder / party.name
         if party.ids is None:

@@ -1,4 +1,4 @@
-"""What tests of clusters that can forget share: parties, and q by its definition."""
+"""Shared by tests of clusters that can forget: parties, and q by definition."""
 
 import csv
 import dataclasses
@@ -50,7 +50,7 @@ def federation(folder, sizes=(14, 9, 6), d=2, seed=0):
 
 
 def first_rows(parties, counts):
-    """Return the parties before their data had more than so many rows."""
+    """Return the parties before their data had more than these numbers of rows."""
     return [
         Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
         for p, n in zip(parties, counts, strict=True)
@@ -90,7 +90,7 @@ def departure(parties, folder, model, clients, **settings):
 
 
 def addition(parties, folder, model, **settings):
-    """Return the task that adds rows, after parties have requested all that are new."""
+    """Return the task that adds rows, after parties have requested all new rows."""
     for party in parties:
         request_new_rows(party, model)
     return MUFCAdd(model, server_state=folder, **settings)
@@ -109,14 +109,14 @@ def centroid_ids(party, model):
 
 
 def nearest(X, centroids):
-    """Return of each row the first of its nearest centroids, shape (n,)."""
+    """Return the first of each row's nearest centroids, shape (n,)."""
     if not len(centroids):
         return np.zeros(0, int)
     return ((X[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
 
 
 def plain_clusters(X, drawn, settings):
-    """Return a party's centroids and the clusters of its rows, by their definition.
+    """Return a party's centroids and the clusters of its rows, by definition.
 
     Of the rows X in the cube that stay, and its drawn rows, by numbers.
     """
@@ -145,7 +145,7 @@ def cube(points, settings):
 
 
 def plain_bins(y, settings):
-    """Return the bins of points in the cube, as Appendix H of the paper has them."""
+    """Return the bins of points in the cube, as in Appendix H of the paper."""
     gamma = settings.gamma
     top = int(np.ceil((1 / gamma - 1) / 2 - 1e-9))
     return np.clip(np.rint(y / gamma), -top, top).astype(int) + top
@@ -164,9 +164,9 @@ def q_of(state):
 
 
 def check(parties, folder, model, gone=(), left=()):
-    """Find the one version everywhere, and q of the rows that stay, or raise.
+    """Raise unless all have one version, and q is computed from the rows that stay.
 
-    Sizes and q are computed anew from the parties' drawn rows.
+    Sizes and q are recomputed from the parties' drawn rows.
     """
     now, q = ServerState(folder, model).load(), Counter()
     for party in parties:

@@ -1,6 +1,6 @@
-"""Processes that are killed at their writes, as those of parties and server may be.
+"""Processes that are killed at their writes, as parties and servers may be.
 
-Tests run these in a script of their own: pytest's process has threads, and should not
+Tests run these in a separate script, since pytest's process has threads and should not
 fork.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import vfl_flower
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""A folder in memory, if there is one: a kill leaves the same there, and sooner."""
+"""A folder in memory, if there is one: a kill has the same effect, and is faster."""
 
 
 def printed_by(test_file: str) -> Any:
@@ -40,7 +40,7 @@ def printed_by(test_file: str) -> Any:
 
 
 class Killed(sqlite3.Connection):
-    """Kills the process after so many statements that may write."""
+    """Kills the process after a number of statements that may write."""
 
     left = 0
     reads = re.compile(r"SELECT|BEGIN$|PRAGMA (?!application_id =|user_version =)")
@@ -76,9 +76,9 @@ def _counted(call: Callable[..., None]) -> Callable[..., None]:
 def killed(act: Callable[[Path], object], folder: Path, k: int) -> bool:
     """Act on a folder in a process that is killed at its k-th write.
 
-    A write is one of SQL, or the name of a file: before it changes, and after. Before a
-    file gets its name it was written under another one. Return whether the process was
-    killed before its end.
+    A write is an SQL write, or a change of a file's name, before and after it. A file
+    is written under a different name before it gets its own. Return whether the process
+    was killed before its end.
     """
     child = os.fork()
     if not child:

@@ -1,4 +1,4 @@
-"""Later tasks on trained models, and the parties that have their parts of the model."""
+"""Later tasks on trained models, and the parties with their local models."""
 
 import shutil
 from collections.abc import Callable
@@ -25,11 +25,11 @@ from vfl_flower.simulation import InProcessGrid
 HOME = TemporaryDirectory(ignore_cleanup_errors=True)
 NAMES = "north", "south", "west"
 Task = Callable[[Path], tuple[ProtocolStrategy, Callable[[], list[Party]]]]
-"""From a folder to a strategy, and what makes its parties anew there."""
+"""A function from a folder to a strategy and a function that remakes its parties."""
 
 
 def clinics(folder: Path, rows: int = 8) -> list[Party]:
-    """Return parties of so many rows each, whose state is below the folder."""
+    """Return parties with this number of rows, whose state is below the folder."""
     rng = np.random.default_rng(0)
     return [
         Party(
@@ -75,7 +75,7 @@ def made(name: str, folder: Path) -> tuple[ProtocolStrategy, list[Party]]:
 
 @cache
 def trained(name: str) -> tuple[str, Path]:
-    """Return the number of a trained model, and the folder with its parts."""
+    """Return the id of a trained model, and the folder with its local models."""
     strategy, parties = made(name, folder := Path(HOME.name) / name)
     return str(strategy.start(InProcessGrid(parties)).model.id), folder
 

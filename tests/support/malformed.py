@@ -1,7 +1,7 @@
-"""Requests and replies of any kind, drawn from what a step declares of them.
+"""Requests and replies of any kind, drawn from a step's declaration.
 
-Some are what the declaration says, some nearly, and some not at all. Each carries the
-right digest, so that its reader gets to the values, unless the digest itself is bad.
+Some are as declared, some nearly so, and some not at all. Each has the right digest, so
+that its reader gets to the values, unless the digest itself is wrong.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ SHAPES = [(), (0,), (1,), (2,), (3,), (12,), (40,), (0, 2), (1, 1), (2, 3), (12,
 SHAPES += [(3, 0), (2, 2, 2), (1,) * 9]
 
 MOST = 60
-"""Largest of the whole numbers that are drawn as declared: larger ones take long."""
+"""Largest whole number that is drawn as declared: larger numbers take long."""
 
 CLASS_NAME = re.compile(r"\b[A-Z]?\w*(Error|Exception|Warning|Traceback)\b")
-"""What no sentence to the other side may have."""
+"""Texts that no sentence to the other side may contain."""
 
 
 def filled(shape: tuple[int, ...], dtype: str, number: float) -> Array:
-    """Return an array of one number, or of what its type makes of it."""
+    """Return an array filled with one number, converted to its type."""
     kind = np.dtype(dtype)
     if kind.kind not in "biuf":
         return np.zeros(shape, dtype=kind)
@@ -77,7 +77,7 @@ def any_value(draw: Draw) -> Any:
 def declared_values(
     draw: Draw, fields: Mapping[str, Field], sizes: Sizes
 ) -> dict[str, Any]:
-    """Draw values that a declaration allows, by the names under which they travel."""
+    """Draw values that a declaration allows, by the names under which they are sent."""
     known = dict(sizes)
     values: dict[str, Any] = {}
     for name, declared in fields.items():
@@ -106,12 +106,12 @@ def _declared(
 
 @cache
 def of_type(annotation: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for values of a type that travel: it takes long to make."""
+    """Return a strategy for values that can be sent; making it takes long."""
     return st.from_type(annotation).filter(_travels)
 
 
 def flat_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
-    """Return what is declared under the names that travel, but for dictionaries."""
+    """Return the declared fields by the names that are sent, without dictionaries."""
     flat: dict[str, Field] = {}
     for name, declared in fields.items():
         if dataclasses.is_dataclass(declared.kind):
@@ -178,10 +178,10 @@ def changed(draw: Draw, array: Array) -> Array:
 def changed_values(
     draw: Draw, values: Mapping[str, Any], fields: Mapping[str, Field], sizes: Sizes
 ) -> dict[str, Any]:
-    """Draw values that are not those that were sent: one to three of them are changed.
+    """Draw values that differ from the sent values: one to three are changed.
 
-    One is left out, or stands under another name, or is of another type, shape or size;
-    or is another that the declaration allows.
+    A value is left out, gets a different name, type, shape or size, or becomes a
+    different value that the declaration allows.
     """
     left, flat = dict(values), flat_fields(fields)
     for _ in range(draw(st.integers(1, 3))):
@@ -288,7 +288,7 @@ def damaged(draw: Draw, content: RecordDict) -> RecordDict:
 
 
 def declares(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
-    """Return the first bytes of an array, which say its shape, and no entry."""
+    """Return the first bytes of an array, which give its shape but no entry."""
     file = io.BytesIO()
     header = {"descr": dtype, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
@@ -302,11 +302,11 @@ def archive() -> bytes:
 
 
 LARGE = [declares((2**40,)), declares((2**40,), "|S0"), declares((2**40, 0)), archive()]
-"""Small data that say that they are large arrays."""
+"""Small data that claim to be large arrays."""
 
 
 def in_bundle(content: RecordDict) -> RecordDict:
-    """Return a message as one record, be it large or such a record itself."""
+    """Return a message as one record, even if it is large or already one record."""
     data = recorddict_to_proto(content).SerializeToString()
     return RecordDict({BUNDLE: ConfigRecord({BUNDLE: data})})
 
@@ -318,7 +318,7 @@ def malformed_content(
     fields: Mapping[str, Field],
     sizes: Sizes,
 ) -> RecordDict:
-    """Draw the content of a message in the place of one that was sent."""
+    """Draw the content of a message to replace a message that was sent."""
     kind = draw(st.sampled_from(["declared", "changed", "changed", "frame", "damage"]))
     given = {name: value for name, value in frame.items() if name != "digest"}
     if kind == "damage":

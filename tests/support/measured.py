@@ -1,4 +1,4 @@
-"""How the tests of experiments run a command, and read a table of a page."""
+"""Functions that run a command of experiments, and read a table of a page."""
 
 
 def run(app, *arguments):

@@ -1,4 +1,4 @@
-"""Rows of a mixture of normal distributions, and what centres of them cost."""
+"""Rows of a mixture of normal distributions, and the cost of centres."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""How far a linear model is from the optimum of its objective."""
+"""The distance of a linear model from the optimum of its objective."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def violation(X, y, w, n, penalty, theta, b, free):
-    """Return how far (theta, b) is from an optimum, relative to the data.
+    """Return the distance of (theta, b) from an optimum, relative to the data.
 
     0 is in the subgradient of ``sum w r^2 / n + l1 |theta|_1 + l2 |theta|^2`` where
     each column's g_l = 2 sum w r x_l / n + 2 l2 theta_l is -l1 sign(theta_l), or in

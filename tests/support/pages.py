@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what a reader copies from them."""
+"""The pages of the documentation, and the code and commands in them."""
 
 import re
 import shlex
@@ -33,5 +33,5 @@ def commands(program: str) -> dict[str, list[str]]:
 
 
 def options(words: list[str], option: str) -> list[str]:
-    """Return what a command gives for an option."""
+    """Return the values that a command gives for an option."""
     return [value for name, value in pairwise(words) if name == option]

@@ -1,4 +1,4 @@
-"""Results that no run has given, and figures that nobody has drawn."""
+"""Results without a run, and figures without a picture."""
 
 from typing import Any
 
@@ -38,5 +38,5 @@ def made_result(name="airline", *, count=1, metrics=None, **more):
 
 
 def undrawn(name: str, title: str, text: str, alt: str, *_: Any, **__: Any) -> Figure:
-    """Return a figure without a picture: tests/app/report draws those of reports."""
+    """Return a figure without a picture; tests/app/report draws pictures."""
     return Figure(name, title, text, alt, b"<svg/>", b"")

@@ -18,7 +18,7 @@ def write_rows(path: Path, *rows: Sequence[str]) -> None:
 
 
 class SuperNodes(InProcessGrid):
-    """Three nodes that load their files anew for each message."""
+    """Three nodes that reload their files for each message."""
 
     def __init__(
         self, folder: Path, consent: str, node: Mapping[str, object], **run: object

@@ -1,6 +1,6 @@
 """CPU seconds of the tests by folder: ``pytest --cpu``, or ``make test-times``.
 
-Those of the processes that a test has waited for are among them.
+They include the processes that a test has waited for.
 """
 
 import os
@@ -18,11 +18,11 @@ def _cpu() -> float:
 
 
 class CpuTimes:
-    """Measure each test where it runs, and add the tests up where pytest reports."""
+    """Measure each test in its process, and add the tests up in the reporting one."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        """Note at the last report of a test what all of it has used."""
+        """Add the time of the whole test to its last report."""
         item.stash[START] = _cpu()
         return (yield)
 

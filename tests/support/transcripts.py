@@ -1,4 +1,4 @@
-"""A grid that keeps every message, and what tests look for in them."""
+"""A grid that keeps every message, and functions that search the messages."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ class Sent(Recorder):
 
 
 class Listening(InProcessGrid):
-    """Keeps the messages that the server sends, and those that it gets."""
+    """Keeps the messages that the server sends and receives."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
@@ -50,15 +50,15 @@ class Listening(InProcessGrid):
 
 
 def replies(transcript: Sequence[Entry], action: str, name: str) -> list[Any]:
-    """Return what each party sent in a step under a name, in party order."""
+    """Return the values that parties sent in a step under a name, in party order."""
     sent = [e for e in transcript if e.up and e.action == action]
     return [e.values[name] for e in sorted(sent, key=lambda e: e.party)]
 
 
 def our_steps(*modules: str) -> dict[str, Step[..., Any]]:
-    """Return the steps of the package by action: all, or those of some modules.
+    """Return the steps of the package by action: all, or the steps of some modules.
 
-    Tests and examples declare others.
+    Tests and examples declare further steps.
     """
     return {
         action: step
@@ -78,15 +78,15 @@ def leaving(step: Step[..., Any], way: str) -> set[str]:
 
 
 def is_uniform(elements: Array) -> bool:
-    """Top bytes of unsigned elements, by chi-square; false-alarm rate 1e-9."""
+    """Test top bytes of unsigned elements by chi-square; false-alarm rate 1e-9."""
     top = elements.ravel() >> elements.dtype.type(8 * elements.itemsize - 8)
     return uniform(top.astype(np.uint8), alarm=1e-9)
 
 
 def assert_hidden(runs: Sequence[Sequence[Array]]) -> None:
-    """Raise unless what two runs hide of the same data is uniform, and never the same.
+    """Raise unless hidden values of two runs on equal data are uniform and differ.
 
-    Small arrays have too few bytes for a test of each: the halves of all their bytes
+    Small arrays have too few bytes for separate tests, so the halves of all their bytes
     are tested together, at the same rate.
     """
     small = []

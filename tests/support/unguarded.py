@@ -1,4 +1,4 @@
-"""A plugin of pytest, ``support.unguarded``: tests of attacks without a guard."""
+"""A pytest plugin, ``support.unguarded``, that tests attacks without a guard."""
 
 import pytest
 
@@ -27,8 +27,8 @@ REFUSALS = {
     "leave_round": f"{ANSWERING}test_same_round_with_another_reply_is_refused",
     "keep_uses": f"{ROWS}test_steps_of_two_strategies_do_not_mix_in_a_session",
 }
-"""For each guard that refuses, the start of the id of a test of an attack: without the
-guard, the party answers."""
+"""For each refusing guard, the start of the id of an attack's test: without the guard,
+the party answers."""
 
 RESULTS = {
     "recall_state": f"{RESUMED}test_rows_are_counted_on",
@@ -55,14 +55,14 @@ RESULTS = {
     "keep_order": f"{ROWS}test_a_refused_order_is_not_kept[4",
     "keep_predictions": f"{ANSWERING}test_predictions_of_rows_without_ids",
 }
-"""For each of the others, a test that needs what the guard does: it hides an addend,
-stores a state, or gives what the step or a later guard reads."""
+"""For each other guard, a test that needs its effect: the guard hides an addend, stores
+a state, or returns values that the step or a later guard reads."""
 
 ATTACKS = REFUSALS | RESULTS
 
 
 def guard_of(nodeid):
-    """Return the guard that a test runs without; "": it is none of these tests."""
+    """Return the guard that a test runs without; "" for other tests."""
     known = (n for n, test in ATTACKS.items() if nodeid.startswith(f"tests/{test}"))
     return next(known, "")
 
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Remove the guard while a test runs, with its fixtures."""
+    """Remove the guard while a test and its fixtures run."""
     removed, orders = guard_of(item.nodeid), (guards.BEFORE, guards.AFTER)
     guards.BEFORE, guards.AFTER = (
         tuple(guard for guard in order if guard.__name__ != removed) for order in orders
@@ -86,7 +86,7 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_runtest_logreport(report):
-    """Print the outcome of a test beside the guard: whether a party has answered."""
+    """Print the guard and the outcome of its test: whether a party has answered."""
     if report.when == "call":
         text = str(report.longrepr)
         answered = "DID NOT RAISE" in text or "Message error is None" in text

@@ -1,11 +1,11 @@
-"""The chi-square test by which all tests look whether something is uniform."""
+"""The chi-square test for uniformity that all tests use."""
 
 import numpy as np
 from scipy.stats import chi2
 
 
 def uniform(cells, n_cells=256, alarm=1e-6):
-    """Whether the numbers of the cells could be uniform: `alarm` in each tail."""
+    """Return whether the counts of cells could be uniform: `alarm` in each tail."""
     counts = np.bincount(np.ravel(cells), minlength=n_cells)
     expected = counts.sum() / n_cells
     assert expected > 5

@@ -1,4 +1,4 @@
-"""A small run for each way that a strategy has: together they ask for every step."""
+"""A small run for each variant of a strategy; together they request every step."""
 
 import tempfile
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from vfl_flower.strategies.removal import Removal
 
 
 class GivenUp(strategies.MUFC):
-    """A training whose model all parties are told to give up at its end.
+    """A training run at whose end all parties must give up the model.
 
-    That of a failed run is not waited for: here a party that fails in it ends the run.
+    A failed run does not wait for this step; here a party's failure in it ends the run.
     """
 
     def protocol(self, parties, run):
@@ -100,7 +100,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
 
 LIKE = ("fused", "uniform", "k-means paper", "fdskl steps", "fkk sums", "fkk rows")
 LIKE += ("mufc paper",)
-"""Other variants of the same strategy ask for the same steps, and others."""
+"""Other variants of the same strategy request these steps and further steps."""
 
 
 NAMES = "airline", "weather", "registry"
@@ -132,7 +132,7 @@ def holders(count: int = 2) -> list[Party]:
 
 
 def on_disk(count: int = 2, labels: bool = True) -> list[Party]:
-    """Return parties of which each has a new, empty folder."""
+    """Return parties, each with a new, empty folder."""
     home, made = Path(tempfile.mkdtemp(dir=HOME.name)), []
     for party in parties(count):
         folder = home / str(party.name)
@@ -154,7 +154,7 @@ def trained_parts(variant: str, count: int) -> list[dict[str, Any]]:
 
 
 def with_parts(variant: str, count: int = 2) -> list[Party]:
-    """Return parties that have their parts of the model of another variant."""
+    """Return parties with their local models of another variant's model."""
     algorithm = VARIANTS[variant].steps[0].algorithm
     made = on_disk(count, labels=False)
     for party, part in zip(made, trained_parts(variant, count), strict=True):
@@ -172,7 +172,7 @@ def with_blocks(count: int = 2) -> list[Party]:
 
 
 def differing_parties(count: int = 2) -> list[Party]:
-    """Return parties of which each lacks some rows, with a key that they share."""
+    """Return parties that each lack some rows, with a shared key."""
     made = on_disk(count, labels=False)
     for j, party in enumerate(made):
         key = party.state_dir / "alignment.key"
@@ -191,7 +191,7 @@ _gram = partial(parties, n=160)
 _many_rows = partial(row_parties, n=24, ends=(11, 19))
 PARTIES: dict[str, Callable[[int], list[Party]]] = {
     "gram": _gram,
-    "gram dealer": lambda count: _gram(3),  # who deals is one
+    "gram dealer": lambda count: _gram(3),  # the dealer is one
     "k-means kept": on_disk,
     "ridge": _interacting,
     "ridge dealer": lambda count: _interacting(3),
@@ -207,7 +207,7 @@ PARTIES: dict[str, Callable[[int], list[Party]]] = {
     "align keyed": differing_parties,
     "remove": partial(with_parts, "fdskl ring"),
 }
-"""What makes the parties of a variant, where they are not columns or rows alone."""
+"""Makers of a variant's parties, if these do not hold only columns or only rows."""
 
 
 def parties_of(variant: str, count: int = 2) -> list[Party]:
