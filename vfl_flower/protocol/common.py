@@ -1,7 +1,7 @@
 """The common inputs of a step: masks cancel only if all parties get the same inputs.
 
-If a server could send the parties different requests in one step, it could know the
-addends of all parties but one in advance, and so read the remaining addend from the
+If a server could send different requests to the parties in one step, it could know in
+advance the addends of all parties but one, and so read the remaining addend from the
 "sum". Therefore each party derives its masks from a digest of the step's inputs, the
 seed, the model and the keys of all parties. The bytes that it seals are bound to this
 digest.
@@ -31,9 +31,10 @@ def has_own(fields: Fields) -> bool:
 
 
 def own_digest(fields: Fields, values: Mapping[str, Any], salt: bytes) -> bytes:
-    """Return the 32-byte digest of the inputs, by flat names, that only one party gets.
+    """Return the 32-byte digest of the inputs that only one party gets.
 
-    The server and this party know the random `salt`.
+    `values` has the inputs by flat names. The server and this party know the random
+    `salt`.
     """
     sha = hashlib.sha256(salt)
     for name, field, value in _declared(fields, values):
@@ -60,7 +61,7 @@ def common_digest(
     if has_own(fields):
         blocks, salt = frame.blocks or b"", frame.salt or b""
         if len(blocks) != DIGEST_BYTES * frame.parties:
-            raise PartyError("'blocks' must hold a digest of the inputs of each party")
+            raise PartyError("'blocks' must hold a digest of each party's inputs")
         place = frame.index * DIGEST_BYTES
         if own_digest(fields, values, salt) != blocks[place : place + DIGEST_BYTES]:
             raise PartyError(

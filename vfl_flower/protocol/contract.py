@@ -7,7 +7,7 @@ how values are sent. These annotations have a meaning in a message:
 ===============================  =====================================================
 ``bool``, ``int``, ``float``     a number; floats are finite
 ``str``, ``bytes``               text; ``Literal["a", "b"]`` one of these values
-``list[str]``, ``list[int]``     a list of them
+``list[str]``, ``list[int]``     a list of texts or of whole numbers
 ``Annotated[int, Ge(1)]``        bounds from ``annotated_types``; also ``PositiveInt``
 ``Annotated[Array, Reals(..)]``  an array of finite real numbers, of a shape
 ``Annotated[Array, Whole(..)]``  an array of whole numbers in a range, of a shape; also
@@ -132,7 +132,7 @@ party k, and ``name_k`` of a request comes from party k. The server passes them 
 can neither read them nor pass them off as another party's bytes. No two steps send such
 bytes under the same name."""
 ENCRYPTED = (SECRET, NEXT, PRIVATE)
-"""How bytes that a party encrypts for parties leave it."""
+"""The ways in which bytes that are encrypted for parties leave a party."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def parse(annotation: Any) -> Field:
 
 
 def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, ...]]:
-    """Split the rules of an array into its kind of numbers and bounds of its length."""
+    """Split the rules of an array into its kind of numbers and its bounds of length."""
     array = next((rule for rule in rules if isinstance(rule, Reals | Whole)), None)
     lengths = tuple(rule for rule in rules if isinstance(rule, Length))
     for rule in rules:
@@ -217,7 +217,7 @@ def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, 
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Return whether messages can carry such values and pydantic can check them."""
+    """Return whether a message can carry such a value, and pydantic can check it."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Annotated, list, Sequence):
         return _is_plain(arguments[0])
@@ -227,7 +227,7 @@ def _is_plain(annotation: Any) -> bool:
 
 
 def _fields_of(declaration: Any) -> Fields:
-    """Return the fields of a dataclass or TypedDict; raise TypeError for others."""
+    """Return the fields of a dataclass or TypedDict; otherwise raise TypeError."""
     hints = get_type_hints(declaration, include_extras=True)
     if is_typeddict(declaration):
         needed = declaration.__required_keys__  # covers only ``total=False``
@@ -251,7 +251,8 @@ def _with_default(declared: Field, default: object, needed: bool) -> Field:
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values as sent: arrays and scalars under flat names.
 
-    None is left out, a dataclass becomes ``name.field`` and a dictionary ``name_k``.
+    None is left out, a dataclass becomes ``name.field``, and a dictionary becomes
+    ``name_k``.
     """
     flattened: dict[str, Any] = {}
     for name, value in values.items():
@@ -271,7 +272,7 @@ def _has_fields(value: object) -> bool:
 def structure(
     fields: Fields, values: Mapping[str, Any], sizes: Sizes | None = None
 ) -> dict[str, Any]:
-    """Return the values that flat values represent, each of its declared type.
+    """Return the values that flat values represent, each with its declared type.
 
     Adds the sizes of the values to `sizes`. If `sizes` is None, the values never left
     the machine and are not checked. Raises ContractError if a value is missing,
@@ -291,13 +292,13 @@ def structure(
 
 
 def _numbers_first(fields: Fields) -> list[tuple[str, Field]]:
-    """Return the fields with arrays last, since numbers may give their sizes."""
+    """Return the fields with arrays last, since numbers may determine their sizes."""
     kinds = {object: 0, np.ndarray: 2, dict: 2}
     return sorted(fields.items(), key=lambda item: kinds.get(item[1].kind, 1))
 
 
 def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None) -> Any:
-    """Remove a value from the remaining values; return it, or None without it."""
+    """Remove and return one of the remaining values; return None if it is absent."""
     kind: Any = declared.kind
     if kind is dict:
         arrays = {number: left.pop(key) for number, key in family(name, left)}
@@ -357,7 +358,7 @@ def restore(
 
 
 def _checked(name: str, declared: Field, value: object) -> Any:
-    """Return a value other than an array as its declared type: the int 1 as a float."""
+    """Return a value, not an array, as its declared type, such as an int as a float."""
     try:
         return adapter(declared.annotation).validate_python(value)
     except ValidationError:

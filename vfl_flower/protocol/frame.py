@@ -74,8 +74,8 @@ class RunFrame:
     """All parties' signatures on the list of their keys; in the second message."""
     model: str | None = None  # its id, if the run works with one
     columns: list[str] | None = None
-    """Digests of the names of the columns in the common order of all parties; in the
-    first message, if the order of a party differs."""
+    """Digests of the column names in the common order of all parties; sent in the first
+    message if the order of a party differs."""
     blocks: bytes | None = None
     """For each party, the digest of the inputs that differ between parties."""
     salt: bytes | None = None  # of the digest of this party's inputs

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 NO_IDS = ("", "nan", "na", "n/a", "<na>", "nat", "none", "null")
-"""Texts, in lower case, that programs write for a missing id."""
+"""Lower-case texts that programs write for a missing id."""
 
 LEAST_SIZE, MOST_SIZE = 1e-150, 1e140
 """Bounds on the largest absolute value of a column: within them, sums of squares are
@@ -18,7 +18,7 @@ neither 0 nor infinite."""
 
 
 def plain_number(value: Any) -> Any:
-    """Return NumPy's numbers as Python's, and anything else unchanged."""
+    """Return NumPy numbers as Python numbers, and anything else unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -28,7 +28,7 @@ def normal_text(value: object) -> str:
 
 
 def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
-    """Return ids as they are compared, and why they are invalid, or ""."""
+    """Return ids as bytes to compare, and the reason why they are invalid, or ""."""
     values = values.tolist() if isinstance(values, np.ndarray) else list(values)
     texts = [normal_text(value) for value in values]
     if missing := sum(text.casefold() in NO_IDS for text in texts):
@@ -50,7 +50,7 @@ def is_broken(text: str) -> bool:
 
 
 def size_fault(largest: Any) -> str:
-    """Return why the largest absolute values of columns are invalid, or ""."""
+    """Return the reason why largest absolute values of columns are invalid, or ""."""
     largest = np.atleast_1d(np.asarray(largest, dtype=np.float64))
     if (largest > MOST_SIZE).any():
         return f"must have no value above {MOST_SIZE:g}: its square is too large"

@@ -15,12 +15,12 @@ SealKind = Literal["pad", "relay", "secret"]
 
 @dataclass(frozen=True)
 class Seal:
-    """How one hidden value was made, so that its receiver can open it."""
+    """How one hidden value was made, so that its recipient can open it."""
 
     kind: SealKind
-    """``"pad"``: a sum at the server, which still carries the receiver's own pad.
-    ``"relay"``: a partial sum, which `sender` has encrypted for the receiver.
-    ``"secret"``: bytes, which `sender` has encrypted for the receiver."""
+    """``"pad"``: a sum at the server, which still carries the recipient's own pad.
+    ``"relay"``: a partial sum, which `sender` has encrypted for the recipient.
+    ``"secret"``: bytes, which `sender` has encrypted for the recipient."""
     action: str  # the step that made it
     name: str  # its name in the step's reply
     round: int  # the round trip of that step
@@ -29,14 +29,14 @@ class Seal:
     bound: float | None = None  # of an addend; None for a secret
 
     def pack(self) -> str:
-        """Return the seal as text, as a message carries it."""
+        """Return the seal as text for a message."""
         bound = "-" if self.bound is None else float(self.bound).hex()
         made = self.kind, self.action, self.name, self.round
         return " ".join(map(str, (*made, self.group, bound, self.sender)))
 
     @classmethod
     def parse(cls, text: object) -> Seal:
-        """Return the seal that a text stands for, or raise ValueError."""
+        """Return the seal that a text represents, or raise ValueError."""
         words = text.split() if isinstance(text, str) else []
         try:
             kind, action, name, number, group, bound, sender = words
@@ -78,7 +78,7 @@ def stem(name: str) -> str:
 def split(
     values: Mapping[str, Any], receiver: int
 ) -> tuple[dict[str, Any], dict[str, list[Seal]]]:
-    """Return a message's values, and how its receiver opens the sealed ones."""
+    """Return a message's values, and the seals by which its recipient opens them."""
     content: dict[str, Any] = {}
     seals: dict[str, list[Seal]] = {}
     for name, value in values.items():

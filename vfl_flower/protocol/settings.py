@@ -59,7 +59,7 @@ Fraction = Annotated[float, Ge(0), Lt(1)]  # a share from 0 to below 1
 
 
 class InOutputDir(str):
-    """Name of a folder in ``output-dir``; an empty value in the run config means it."""
+    """Name of the folder in ``output-dir`` that an empty run config value means."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """Its meaning: the docstring below it in the class that declares it."""
+        """Its meaning: the docstring below its declaration."""
         texts = (_docstrings(base).get(self.name, "") for base in self.strategy.__mro__)
         return " ".join(next(filter(None, texts), "").split())
 
@@ -179,7 +179,7 @@ def values_of(strategy: Any) -> dict[str, Any]:
 
 
 def check_unused(strategy: Any, names: Sequence[str], where: str) -> None:
-    """Raise ValueError if a setting in `names`, which `where` ignores, was changed."""
+    """Raise ValueError if a changed setting in `names` has no effect with `where`."""
     defaults = {s.name: s.default for s in settings_of(strategy.__class__)}
     for name in names:
         if (value := getattr(strategy, name)) != defaults[name]:
@@ -202,13 +202,13 @@ def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
 
 
 class Documented:
-    """A docstring that ends its parameters with settings, built when it is read."""
+    """A docstring that lists settings as its last parameters, built when it is read."""
 
     def __init__(self, text: str, strategy: type, without: Iterable[str] = ()) -> None:
         self.text, self.strategy, self.without = text, strategy, {*without}
 
     def __get__(self, instance: object, owner: type) -> str:
-        """Return the docstring of the class that this one belongs to."""
+        """Return the complete docstring of the class."""
         parameters = []
         for setting in settings_of(self.strategy):
             if setting.name in self.without:

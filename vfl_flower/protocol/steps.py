@@ -44,7 +44,7 @@ Function = Callable[Concatenate[Any, P], R]  # of a party
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum over the parties that the server requests."""
+    """A sum over the parties, requested by the server."""
 
     bound: float = 1.0
     """A bound on the absolute values of a party's entries, rounded up to a power of
@@ -74,7 +74,7 @@ class Each:
 def each(values: Sequence[T | None]) -> T:
     """Give each party a separate value for one parameter of a step.
 
-    There is one value per party, in party order; None leaves the parameter out. To the
+    There is one value per party, in party order; None leaves the parameter out. For the
     type checker the result has the type of the parameter.
     """
     return cast(T, Each(tuple(values)))
@@ -98,7 +98,7 @@ class Question(Generic[P, R]):
 
 
 class Step(Question[P, R]):
-    """A function that a party runs when the server asks for it; see :func:`step_of`.
+    """A function that a party runs when the server requests it; see :func:`step_of`.
 
     Messages refer to it as `action`, and the local models that it stores or reads
     belong to `algorithm`. The decorators below set `reveals`, `once`, `rows` and `why`.
@@ -164,10 +164,10 @@ class Reveals:
     """Whether the step, once the limit is reached, continues without this kind, as if
     the parameter `when` were false."""
     counted: bool = True
-    """Whether this step counts it against limits; False: another step does."""
+    """Whether this step counts the kind against limits; False: another step does."""
 
     def __call__(self, function: F) -> F:
-        """Add this kind to those that a function reveals; use it below ``@step``."""
+        """Add this kind to the kinds that a function reveals; use below ``@step``."""
         vars(function)["reveals"] = (self, *getattr(function, "reveals", ()))
         return function
 
@@ -208,7 +208,7 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
 
 
 def once(function: F) -> F:
-    """Declare that a party answers a step once per session at most; below ``@step``."""
+    """Declare that a party answers a step at most once per session; below ``@step``."""
     vars(function)["once"] = True
     return function
 
