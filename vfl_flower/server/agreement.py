@@ -1,4 +1,4 @@
-"""Checks that parties with different rows have the same columns, by name and kind."""
+"""Check that parties with different rows have the same columns, by name and kind."""
 
 from __future__ import annotations
 

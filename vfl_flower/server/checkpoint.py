@@ -44,11 +44,11 @@ _TABLES = (
 class Checkpoint:
     """The draws of the server, and the round trips of a run, in order.
 
-    Without a path nothing is stored, and the operating system draws. `settings` are
-    JSON values, and must be the same when the run resumes; `held` is the number of
-    stored round trips. Raises FederationError if the file is unusable, is in use by
-    another process, or belongs to a run with different settings or a different version
-    of the package.
+    Without a path nothing is stored, and the operating system supplies the draws.
+    `settings` are JSON values, and must be the same when the run resumes; `held` is the
+    number of stored round trips. Raises FederationError if the file is unusable, is in
+    use by another process, or belongs to a run with different settings or a different
+    version of the package.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Checkpoint:
             raise
 
     def token(self, size: int) -> bytes:
-        """Return the next `size` random bytes of the run, the same after a resume."""
+        """Return the run's next `size` random bytes, the same after a resume."""
         if self._db is None:
             return secrets.token_bytes(size)
         self._draws += 1
@@ -97,7 +97,7 @@ class Checkpoint:
 
     @functools.cached_property
     def seed(self) -> int:
-        """Seed for a run without a seed, so that its strategies hold out equal rows."""
+        """Seed of a run without a given one: its strategies hold out the same rows."""
         return self.number()
 
     @property
@@ -117,7 +117,7 @@ class Checkpoint:
     ) -> tuple[float, Iterator[RecordDict]] | None:
         """Return the seconds and replies of the next stored round trip, or None.
 
-        Raises FederationError if its action or digest differs.
+        Raises FederationError if the action or the digest differs.
         """
         if self._db is None or not self.ahead:
             return None
@@ -145,7 +145,7 @@ class Checkpoint:
                 yield records_from_bytes(content)
 
     def add(self, place: int, content: RecordDict) -> None:
-        """Write the reply of the node at a place in the current round trip."""
+        """Write the reply of the node at this place in the current round trip."""
         if self._db is None:
             return
         packed = records_to_bytes(content)
@@ -173,7 +173,7 @@ class Checkpoint:
             self._db.rollback()
 
     def end(self) -> None:
-        """Close the file and leave it unchanged: another process may continue it."""
+        """Close the file and leave it unchanged: another process may resume the run."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -210,7 +210,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def digest_of(action: str, requests: Sequence[RecordDict]) -> bytes:
-    """Return the SHA-256 of the requests to the nodes, in their order."""
+    """Return the SHA-256 of the requests to the nodes, in node order."""
     sha = hashlib.sha256(action.encode())
     for request in requests:
         frame: Any = request["frame"]

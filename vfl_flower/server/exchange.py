@@ -40,7 +40,7 @@ systemd restarts is back sooner; a run that has ended can resume."""
 PATIENCE = 1.0  # seconds for which one late reply may delay the other replies
 
 FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
-"""Seconds before the first poll, maximum seconds between polls, and their growth."""
+"""Seconds before the first poll, maximum seconds between polls, and growth factor."""
 
 
 Contents = Mapping[int, RecordDict]
@@ -50,7 +50,7 @@ Names = Mapping[int, str]
 
 
 class _ReplyFrame(TypedDict):
-    """Values of a reply other than the values of its step."""
+    """Values of a reply besides the values of its step."""
 
     seconds: Annotated[float, Ge(0)]
     clipped: NotRequired[Annotated[bytes, Len(8, 8)]]
@@ -117,7 +117,7 @@ class Exchange:
 
         If given, `checkpoint` replaces the usual one. Raises PartyFailed if a node
         refused, failed too often, was silent or disconnected, and FederationError if
-        the checkpoint holds a different round trip in this place.
+        the checkpoint holds a different round trip at this place.
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))

@@ -210,7 +210,7 @@ class Greeter:
     def _registered(self, nodes: Sequence[int]) -> dict[int, str]:
         """Return labels for nodes whose parties have not sent a name.
 
-        A SuperLink knows a name if the key of the SuperNode was registered with one.
+        A SuperLink knows a name if the SuperNode's key was registered with a name.
         """
         labels = {node: f"node {node}" for node in nodes}
         for info in self._exchange.grid.get_nodes():
@@ -242,7 +242,7 @@ def from_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
 
 
 def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Return nodes by index or by name; raise FederationError without either."""
+    """Return nodes in order of index or name; raise FederationError without both."""
     indices = {node: reply["index"] for node, reply in replies.items()}
     if all(index == -1 for index in indices.values()):
         unnamed = [f"node {n}" for n, reply in replies.items() if not reply["name"]]

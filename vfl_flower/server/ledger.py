@@ -22,8 +22,8 @@ class Entry:
     units_up: int = 0
     seconds_computed: float = 0.0  # in the step, by the party's own clock
     seconds_answered: float = 0.0
-    """Time until its replies arrived, by the server's clock: time to send its requests,
-    plus the time since the requests to all parties were sent."""
+    """Time until the party's replies arrived, by the server's clock: the time to send
+    its requests, plus the time since the requests to all parties were sent."""
 
 
 COUNTS = tuple(field.name for field in fields(Entry))[2:]  # what an entry counts
@@ -31,7 +31,7 @@ COUNTS = tuple(field.name for field in fields(Entry))[2:]  # what an entry count
 
 @dataclass
 class Seen:
-    """Which declared values of a step were sent in any of its messages."""
+    """The declared values of a step that were sent in any of its messages."""
 
     request: set[str] = field(default_factory=set)
     reply: set[str] = field(default_factory=set)
@@ -55,7 +55,8 @@ class Ledger:
         For each action, the seconds that the server waited in each round trip.
     clips : dict
         For each action, the total number of values that the parties clipped to the
-        bound of a fixed-point sum, without requests repeated with a wider bound.
+        bound of a fixed-point sum, not counting requests that were repeated with a
+        wider bound.
     seen : dict
         One :class:`Seen` for each action except ``hello``.
     watch : callable or None
@@ -84,7 +85,7 @@ class Ledger:
         return self.entries.setdefault((action, party), Entry(action, party))
 
     def rename(self, names: dict[str, str]) -> None:
-        """Give parties the names in their first replies, in the order of `names`."""
+        """Rename parties by the mapping `names`, and put them in its order."""
         place = {party: order for order, party in enumerate(names, start=1)}
         before = sorted(self.entries.values(), key=lambda e: place.get(e.party, 0))
         self.entries = {}

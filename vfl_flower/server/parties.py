@@ -36,7 +36,7 @@ from vfl_flower.typing import Array, Arrays
 log = logging.getLogger("vfl_flower")
 
 SALT_BYTES = 16  # bytes of the salt of a digest
-WIDER = 2.0**20  # factor by which the next request widens a bound that clipped
+WIDER = 2.0**20  # factor by which the next request widens a bound that clipped values
 MOST_BOUND = 1e200  # no value that a party computes in floats is larger
 
 
@@ -156,7 +156,7 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def label_holders(self) -> list[int]:
-        """Indices of the parties with labels; raises FederationError without any."""
+        """Indices of the parties with labels; raises FederationError if none."""
         holders = [j for j, info in enumerate(self) if info.n_labels]
         if not holders:
             raise FederationError("a party must hold the labels, but none does")
@@ -164,7 +164,7 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def label_holder(self) -> int:
-        """Index of the label holder; raises FederationError unless there is one."""
+        """Index of the label holder; raises FederationError unless exactly one."""
         holders = [info for info in self if info.n_labels]
         if len(holders) != 1:
             names = ", ".join(info.name for info in holders)
@@ -198,7 +198,7 @@ class Parties(Sequence[PartyInfo]):
             return
         reason = (
             f"{what} reveals sums over all parties to each of them, and with only two "
-            "parties, each sum reveals the other's contribution"
+            "parties, each sum reveals the other party's contribution"
         )
         if not allowed:
             raise FederationError(
@@ -289,8 +289,8 @@ class Parties(Sequence[PartyInfo]):
             addends = [reply.hidden[name] for reply in replies.values()]
             for j, addend in enumerate(addends):
                 if addend.shape != addends[0].shape:
-                    other = f"that of {self[0].name!r} has {addends[0].shape}"
-                    reason = f"{name!r} has shape {addend.shape}, {other}"
+                    other = f"{self[0].name!r} sent shape {addends[0].shape}"
+                    reason = f"{name!r} has shape {addend.shape}, but {other}"
                     raise self.failure(j, step, reason)
             if asked.to is None:
                 result.sums[name] = self._sum_of(step, addends, adding)
@@ -381,7 +381,7 @@ class Parties(Sequence[PartyInfo]):
                 private = leaves == contract.PRIVATE
                 if leaves == contract.SECRET and parts and name in secrets:
                     first = self[secrets[name].index(None)].name
-                    reason = f"it sends the secret {name!r}, as {first!r} did before"
+                    reason = f"it sends the secret {name!r}, which {first!r} has sent"
                     raise self.failure(sender, step, reason)
                 empty: list[Any] = [{} if private else None for _ in self]
                 for to, part in parts.items():

@@ -72,7 +72,7 @@ class Replies(Sequence[R]):
 @shapes_only
 @dataclass(frozen=True)
 class Reply(Generic[R]):
-    """One party's values: in the clear, under masks, and encrypted for parties."""
+    """One party's values: in the clear, masked, and encrypted for other parties."""
 
     values: R
     hidden: Arrays
@@ -88,10 +88,10 @@ def checked(
     sums: Mapping[str, SumRequest],
     arrived: Opened,
 ) -> Reply[R]:
-    """Return the reply of one of `count` parties, if it is as its step declares.
+    """Check the reply of one of `count` parties, and return it.
 
     `sums` are the sums that the server requested. Raises ContractError if the reply is
-    not as declared.
+    not as its step declares it.
     """
     fields, reply = step.contract.reply, arrived.values
     hidden = {name: reply.pop(name, None) for name in sums}

@@ -59,8 +59,8 @@ class ProtocolResult(Result):
         The course of an iterative solver: for each metric its values, each with the
         number of round trips and bytes so far.
     warnings : tuple of str
-        Why the model may be worse than it should be, such as a solver that did not
-        converge.
+        Reasons why the model may be worse than it should be, such as a solver that did
+        not converge.
     curves : mapping of str to sequence
         Data for pictures of the model, bin by bin; empty if there are none. See
         ``docs/simulate.md``.
@@ -140,7 +140,7 @@ class Run:
 
 
 class Watch(Protocol):
-    """Receiver of a run's progress."""
+    """Observer of a run's progress."""
 
     def greeted(
         self, strategy: ProtocolStrategy, parties: Parties, ledger: Ledger
@@ -386,7 +386,7 @@ class ProtocolStrategy(Strategy):
 
     @property
     def enough_rows(self) -> int | None:
-        """Number of rows, or None, above which the costs of a plan stay the same."""
+        """Number of rows above which a plan's costs stay the same; None without one."""
         return None
 
     def trade(self, n_rows: int) -> str:
@@ -404,7 +404,7 @@ class ProtocolStrategy(Strategy):
         return rng.uniform(-0.5, 0.5, size=(n_rows, n_columns))
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return why a model with these metrics may be worse than it should be."""
+        """Return reasons, by its metrics, why a model may be worse than it should be."""
         if metrics.get("converged", 1.0) == 1.0:
             return []
         return ["the solver stopped before it converged: the model is not the optimum"]
