@@ -22,7 +22,7 @@ other parties."""
 @shapes_only
 @dataclass
 class AlignmentModel(Model):
-    """How many ids each set of parties shares.
+    """The number of ids that each set of parties shares.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class AlignmentModel(Model):
     tag : str
         Tag of the order: the same at all parties, and different for every order.
     held_ : Array of bool, shape (k, T)
-        Sets of parties, one in each row, that hold ids which no other party holds.
+        Sets of parties, one per row; each set holds ids that no other party holds.
     counts_ : Array of int, shape (k,)
         Number of these ids for each set.
     rows_ : list of Array of int, shape (m,)
@@ -67,7 +67,7 @@ class AlignmentModel(Model):
         return self.n_shared(*range(self.held_.shape[1]))
 
     def n_shared(self, *parties: int) -> int:
-        """Return the number of ids that all these parties hold, alone or with others.
+        """Return the number of ids that all these parties (and perhaps others) hold.
 
         Parameters
         ----------
@@ -79,8 +79,8 @@ class AlignmentModel(Model):
     def outliers(self) -> list[tuple[int, float, float]]:
         """Return parties whose ids overlap far less than the ids of two other parties.
 
-        The overlap of two parties is the share of ids of the party with fewer ids that
-        the other party holds too. Each item is the place of a party, its largest
+        The overlap of two parties is the share of the smaller party's ids that the
+        other party holds too. Each item is the place of a party, its largest
         overlap, and the largest overlap of two other parties.
         """
         T = self.held_.shape[1]
@@ -110,7 +110,7 @@ class AlignmentModel(Model):
         """Text about the alignment in a report."""
         return (
             f"alignment {self.alignment!r}: {self.n_common_} rows that all parties "
-            f'hold; later runs use it by alignment="{self.alignment}"'
+            f'hold; later runs use it with alignment="{self.alignment}"'
         )
 
     @classmethod

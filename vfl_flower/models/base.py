@@ -112,7 +112,7 @@ class Model:
         Returns
         -------
         Path
-            The file written.
+            The path of the written file.
 
         Raises
         ------
@@ -358,7 +358,8 @@ def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
 def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
     """Return one matrix per party, as arrays.
 
-    Raises ValueError unless they have equal row counts, the `widths` and finite values.
+    Raises ValueError unless the matrices have equal row counts, the `widths` and finite
+    values.
     """
     if isinstance(blocks, np.ndarray) or not isinstance(blocks, Sequence):
         raise ValueError(

@@ -20,11 +20,11 @@ class KernelModel(PartedModel):
     Attributes
     ----------
     id : str
-        The run that trained the model, hexadecimal.
+        Id of the run that trained the model, in hexadecimal.
     kernel : str
         ``"gaussian"`` or ``"laplacian"``.
     bandwidth : float
-        In the unit of the columns.
+        Bandwidth of the kernel, in the unit of the columns.
     n_features : int
         M, the number of random features.
     widths : list of int

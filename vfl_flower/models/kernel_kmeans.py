@@ -24,7 +24,7 @@ class KernelKMeansModel(Model):
     Attributes
     ----------
     id : str
-        The run that trained the model, hexadecimal.
+        Id of the run that trained the model, in hexadecimal.
     kernel : str
         ``"gaussian"`` or ``"laplacian"``.
     gamma : float
@@ -34,7 +34,7 @@ class KernelKMeansModel(Model):
     eigenvalues_ : Array, shape (s,)
         Estimates of the largest eigenvalues of the kernel matrix.
     cluster_centers_ : Array, shape (k, s)
-        Centres in the space of the embedding; its unit, squared, is the kernel's unit.
+        Centres in the embedding space, whose inner products estimate the kernel.
     inertia_ : float
         Sum of the squared distances of the embedded rows to their closest centres.
     kept : bool

@@ -21,7 +21,7 @@ class MUFCModel(Model):
     Attributes
     ----------
     id : str
-        The run that trained the model, hexadecimal.
+        Id of the run that trained the model, in hexadecimal.
     version : int
         1 after training, plus 1 for each completed request.
     cluster_centers_ : Array, shape (K, d)

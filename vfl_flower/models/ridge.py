@@ -21,11 +21,11 @@ class RidgeModel(PartedModel):
     Attributes
     ----------
     id : str
-        The run that trained the model, hexadecimal.
+        Id of the run that trained the model, in hexadecimal.
     kernel : str
         ``"gaussian"`` or ``"laplacian"``.
     bandwidth : float
-        In the unit of the scaled columns.
+        Bandwidth of the kernel, in the unit of the scaled columns.
     n_features : int
         Number of joint random features; 0 in a linear model.
     widths : list of int
