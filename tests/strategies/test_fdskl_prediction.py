@@ -264,7 +264,7 @@ def test_two_parties(tmp_path, caplog):
     assert_refused(parties, strategy, rule)
     caplog.clear()
     simulate(strategy.replace(allow_two_parties=True), parties)
-    assert "with only two parties, each sum reveals the other's" in caplog.text
+    assert "with only two parties, each sum reveals the other party's" in caplog.text
 
 
 def test_another_masking_than_in_training(trained):

@@ -404,7 +404,7 @@ class ProtocolStrategy(Strategy):
         return rng.uniform(-0.5, 0.5, size=(n_rows, n_columns))
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return reasons, by its metrics, why a model may be worse than it should be."""
+        """Return reasons why a model may be worse than it should be, by its metrics."""
         if metrics.get("converged", 1.0) == 1.0:
             return []
         return ["the solver stopped before it converged: the model is not the optimum"]
