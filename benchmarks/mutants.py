@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=Path, help="a module or a folder of modules")
     parser.add_argument(
-        "--timeout", type=float, default=120, help="beyond 4 times the unchanged code"
+        "--timeout", type=float, default=120, help="seconds beyond 4 times the usual"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()

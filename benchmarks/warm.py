@@ -167,8 +167,8 @@ class Deployment:
 def main() -> None:
     """Measure and print each pair as soon as it is available."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3, help="of the empty trips")
-    parser.add_argument("--runs", type=int, default=1, help="of each strategy")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of empty trips")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each strategy")
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that both end
