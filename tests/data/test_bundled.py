@@ -73,7 +73,7 @@ def test_new_rows_of_a_generated_set_are_scaled_as_those_of_training():
 def test_errors_of_an_encoding_of_other_columns(write):
     place = {"index": 0, "count": 2}
     encoding = load("iris", **place).encoding
-    words = "party-0 has no column 'sepal length (cm)', which its part of the model"
+    words = "party-0 has no column 'sepal length (cm)', on which its local model"
     assert words in refusal("wine", encoding, **place)
     assert words in refusal("synthetic:d=4", encoding, **place)
     encoding = load(write("x0\nsecret\n")).encoding
@@ -84,17 +84,17 @@ def test_errors_of_an_encoding_of_other_columns(write):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("iris", {"count": 5}, "at most the 4 columns of the data, got 5"),
+        ("iris", {"count": 5}, "at most 4, the number of columns, got 5"),
         ("iris", {"index": 3, "count": 3}, "num-partitions - 1 = 2, got 3"),
-        ("iris", {"count": None}, "partition-id and num-partitions must be given"),
-        ("iris", {"index": None}, "partition-id and num-partitions must be given"),
+        ("iris", {"count": None}, "partition-id and num-partitions must be set"),
+        ("iris", {"index": None}, "partition-id and num-partitions must be set"),
         ("iris", {"id_column": "a"}, "id-column needs a party f"),
         ("iris", {"columns": ("a",)}, "got 'a'"),
         ("synthetic", {"columns": ("x0",)}, "columns needs a pa"),
-        ("synthetic:d=2", {"count": 3}, "at most the 2 columns"),
+        ("synthetic:d=2", {"count": 3}, "at most 2, the number of col"),
         ("iris", {"index": 3, "count": 3, "rows": True}, "num-partitions - 1 = 2"),
-        ("iris", {"count": 151, "rows": True}, "at most the 150 rows of the data, got"),
-        ("synthetic:n=9", {"count": 10, "rows": True}, "at most the 9 rows"),
+        ("iris", {"count": 151, "rows": True}, "at most 150, the number of rows"),
+        ("synthetic:n=9", {"count": 10, "rows": True}, "at most 9, the num"),
         *(
             (f"synthetic:{option}", {}, f":{option}'")
             for option in (

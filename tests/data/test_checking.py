@@ -164,7 +164,7 @@ def test_no_value_is_printed_or_logged_unless_asked_for(dirty, caplog):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["left", "stayed"], "0 and 1 in sorted order; the second is the positive one"),
+        (["left", "stayed"], "0 and 1 in sorted order; the second is the positive c"),
         (["left", "moved", "stayed"], "0 to 2 in sorted order"),
     ],
 )
@@ -240,8 +240,8 @@ def test_a_wrong_column_is_said_with_the_nearest_one(write):
     given = PartySource(data=str(path), id_column="patient_id", label_column="outcom")
     first, second = [f for f in check(given).findings if f.level == "error"]
     assert (first.option, second.option) == ("id-column", "label-column")
-    assert first.text.endswith("its id-column; did you mean 'Patient_ID'?")
-    assert second.text.endswith("its label-column; did you mean 'outcome'?")
+    assert first.text.endswith("(its id-column); did you mean 'Patient_ID'?")
+    assert second.text.endswith("(its label-column); did you mean 'outcome'?")
 
 
 def test_what_was_told_from_the_file_is_noted(write):
@@ -297,9 +297,9 @@ def test_ids_are_proposed_as_id_column_where_there_is_none(tmp_path):
     ("ids", "words"),
     [
         ([f"{'Aa'[i < 9]}{i:03}" for i in range(50)], "9 with small"),
-        ([f"AB{i:02}" + " X" * (i < 3) for i in range(50)], "3 ids with other"),
+        ([f"AB{i:02}" + " X" * (i < 3) for i in range(50)], "3 ids whose blanks"),
         ([f"AB-{i}" for i in range(1, 9)] + ["AB-02"], "1 ids that differ"),
-        ([str(i) for i in range(99_000, 112_000, 100)], "10 ids that have not"),
+        ([str(i) for i in range(99_000, 112_000, 100)], "10 ids that are not 6"),
     ],
 )
 def test_ids_that_are_not_written_alike(write, ids, words):

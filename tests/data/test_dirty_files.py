@@ -38,8 +38,8 @@ def test_a_pipe_or_a_device_is_not_opened(tmp_path, make):
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    assert "must be a file, and no folder, pipe or device" in said(path)
-    assert "must be a file, and no folder, pipe or device" in refusal(path)
+    assert "must be a file, not a folder, a pipe or a device" in said(path)
+    assert "must be a file, not a folder, a pipe or a device" in refusal(path)
 
 
 @pytest.mark.parametrize("number", [13, 36])
@@ -78,7 +78,7 @@ def test_a_header_may_be_long(write):
 
 def test_a_row_that_is_too_long_is_said_to_be(write):
     path = write("a,b\n1," + "x" * (2**20 + 5) + "\n2,3\n")
-    assert "rows of less than 1 MiB" in said(path)
+    assert "rows shorter than 1 MiB" in said(path)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_first_line_of_values_is_no_header(write, row):
     ("text", "rule"),
     [
         ("secret report;;\nid;a;b\n1;2;3\n", "lacks 2 of its 3 names"),
-        ("secret report\nid,a,b\n" + lines(lambda i: f"{i},2,3"), "take out a title"),
+        ("secret report\nid,a,b\n" + lines(lambda i: f"{i},2,3"), "remove a title"),
         ("id,a,,\n1,2,,\n3,4,,\n", "lacks 2 of its 4 names"),
         ('id,"a,b\n' + lines(lambda i: f"secret{i},2,3") + '"\n1,2,3\n', "more than"),
         ("<html><body>secret\n<p>log in\n</html>\n", "HTML, XML or JSON"),
@@ -151,14 +151,14 @@ def test_numbers_with_signs_for_thousands_are_refused(write, values):
 
 def test_digits_that_are_lost_are_refused(write):
     path = write("a,x\n" + lines(lambda i: f"{10**18 + i},{i * i}"))
-    assert "no integer above 2^53, whose last digits are lost" in refusal(path)
+    assert "no integer above 2^53: its last digits would be lost" in refusal(path)
     path = write("a,x\n" + lines(lambda i: f"{i}e18,{i * i}"))
     assert "2^53" not in said(path)
 
 
 def test_texts_of_one_row_each_in_a_small_file(write):
     path = write("a,x\n" + lines(lambda i: f"secret{i},{i * i}"))
-    assert "as ids or free text: leave it out" in said(path)
+    assert "look like ids or free text: leave it out" in said(path)
     assert "secret" not in said(path)
 
 
@@ -173,7 +173,7 @@ def parts(folder, *columns):
 
 def test_parts_of_other_types_are_named(tmp_path):
     path = parts(tmp_path, [1.0, 2], ["secret", "x"])
-    assert "column 'a' of the party has another type" in said(path)
+    assert "column 'a' of the party must have the same type" in said(path)
     assert "column 'a'" in refusal(path)
 
 
@@ -268,7 +268,7 @@ def test_a_column_with_one_rarer_value_is_no_heavy_tail(write):
 def test_a_quote_that_takes_lines_is_refused_with_its_line(write):
     lines = [f"{i},{'xyz'[i % 3]},{i % 7}" for i in range(30)]
     lines[3], lines[20] = '3,"5 in,1', '20,n",2'
-    words = "line 5 of the data file of party 'n' has a quote that takes the lines"
+    words = "line 5 of the data file of party 'n' has a quote that makes the lines"
     path = write("\n".join(["a,t,b", *lines]), "n.csv")
     assert words in refusal(path)
     assert words in refusal(path, columns=("a",))

@@ -33,8 +33,8 @@ def test_mean_fills_numbers_and_levels(write, caplog):
     (record,) = caplog.records  # once, and not again from the cache
     assert record.name == "vfl_flower"
     assert record.getMessage() == (
-        "party 'airline': column 'a' misses 1 of 4 values, which become its mean; "
-        "column 'carrier' misses 1 of 4 values, which become its mean; "
+        "party 'airline': column 'a' lacks 1 of 4 values, which become its mean; "
+        "column 'carrier' lacks 1 of 4 values, which become its mean; "
         "column 'carrier' holds 2 different texts, which become 2 columns of 0 and 1; "
         "column 'flag' holds yes and no, or true and false, which become 1 and 0"
     )
@@ -156,14 +156,14 @@ def test_new_rows_are_encoded_as_those_of_training(write, caplog):
         party.X, [[5, 0, 0, 1, 7], [3, 1 / 3, 2 / 3, 0.75, 10]]
     )
     assert [record.getMessage() for record in caplog.records] == [
-        "party 'n': its part of the model was not trained on these columns, which are "
-        "left out: 'more'",
-        "party 'n': column 'a' misses 1 of 2 values, which become its fill of "
-        "training; column 'carrier' misses 1 of 2 values, which become its fill of "
-        "training; column 'carrier' has 1 values that were not in training, which "
-        "become 0 in each of its columns; column 'flag' misses 1 of 2 values, which "
-        "become its fill of training; column 'b' misses 1 of 2 values, which become "
-        "its fill of training",
+        "party 'n': its local model was not trained on these columns, which are "
+        "ignored: 'more'",
+        "party 'n': column 'a' lacks 1 of 2 values, which become the fill value from "
+        "training; column 'carrier' lacks 1 of 2 values, which become the fill value "
+        "from training; column 'carrier' has 1 values that were not in training, which "
+        "become 0 in each of its columns; column 'flag' lacks 1 of 2 values, which "
+        "become the fill value from training; column 'b' lacks 1 of 2 values, which "
+        "become the fill value from training",
     ]
 
 
@@ -194,13 +194,13 @@ def test_few_rows_of_a_csv_are_read_as_all_of_them(write, rows):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("t,f\nx,true\n", "party 'n' has no column 'a', which its part of the model"),
+        ("t,f\nx,true\n", "party 'n' has no column 'a', on which its local model"),
         ("a,t,f\nsecret,x,true\n", "column 'a' of party 'n' must hold numbers"),
         ("a,t,f\n1,2,true\n", "column 't' of party 'n' must hold text"),
         ("a,t,f\n1,2013-01-01,true\n", "column 't' of party 'n' must hold text"),
         ("a,t,f\n2013-01-01,x,true\n", "column 'a' of party 'n' must hold numbers"),
         ("a,t,f\ninf,x,true\n", "column 'a' of party 'n' must have no infinite"),
-        ("a,t,f\n", "a header and no rows"),
+        ("a,t,f\n", "a header but no rows"),
         ("a,t,f,a\n1,x,true,2\n", "more than one column 'a'"),
     ],
 )
@@ -246,10 +246,10 @@ def test_new_rows_need_no_labels(write, caplog):
         assert party.ids_digest == digest_ids(np.array([7]))
     party = load(write("y,id,a\n1,7,5\n,8,6\n", "m.csv"), encoding, **options)
     np.testing.assert_array_equal(party.y, [1, np.nan])
-    assert "which are left out" not in caplog.text
-    words = "has no column 'id', its id-column"
+    assert "which are ignored" not in caplog.text
+    words = "has no column 'id' (its id-column)"
     assert words in refusal(write("a\n1\n", "o.csv"), encoding, **options)
-    words = "has no column 'a', which its part"  # a label now
+    words = "has no column 'a', on which its"  # a label now
     assert words in refusal(write("a\n1\n", "o.csv"), encoding, label_column="a")
 
 
@@ -269,5 +269,5 @@ def test_a_folder_of_new_rows(write, tmp_path):
 def test_an_encoding_of_a_later_format(write):
     path = write("a\n1\n")
     encoding = load(path).encoding | {"format": 3}
-    words = "the encoding of party 'airline' must be of format 1 to 2, got 3"
+    words = "the encoding of party 'airline' must have format 1 to 2, got 3"
     assert words in refusal(path, encoding)

@@ -45,7 +45,7 @@ def test_what_is_not_utf_8_is_windows_1252_and_said_so(write, caplog):
     long = "".join(f"{i},x\n" for i in range(30_000))  # beyond the sample
     party = load(write((ROWS.format(",") + long + "7,Bärlin\n").encode("latin-1")))
     assert party.columns == ["a", "b=Bärlin", "b=Köln", "b=x"]
-    assert "the encoding is cp1252, as it is not UTF-8" in caplog.text
+    assert "the encoding is cp1252, since the file is not UTF-8" in caplog.text
 
 
 def test_options_win_over_what_is_told(write):
@@ -62,7 +62,7 @@ def test_an_archive_has_one_file(tmp_path):
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
         archive.writestr("b.csv", "a\n1\n")
         archive.writestr("c.csv", "a\n1\n")
-    assert "one file in it, got 2" in refusal(tmp_path / "two.zip")
+    assert "exactly one file, got 2" in refusal(tmp_path / "two.zip")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_several_parquet_files_are_one(tmp_path):
         np.testing.assert_array_equal(party.X, FRAME[["distance", "seats"]].to_numpy())
         assert party.ids_digest == digest_ids(FRAME["id"].to_numpy())
     FRAME[["id", "seats"]].to_parquet(tmp_path / "parts" / "2.parquet")
-    words = "must have the same columns in one order"
+    words = "must have the same columns in the same order"
     assert words in refusal(tmp_path / "parts" / "*.parquet")
 
 
@@ -234,12 +234,12 @@ def test_new_labels_must_be_texts_where_those_of_training_were(write, labels):
     trained = load(write("d;y\n1;stays\n2;leaves\n"), label_column="y")
     new = write("d;y\n" + "".join(f"3;{label}\n" for label in labels), "n.csv")
     text = refusal(new, trained.encoding, label_column="y")
-    assert "label-column 'y' of party 'n' must hold the texts of classes" in text
+    assert "label-column 'y' of party 'n' must hold class names as text" in text
 
 
 def test_classes_with_gaps_might_be_numbered_otherwise_elsewhere(write):
     text = refusal(write("a,y\n1,secret-a\n2,secret-b\n3,\n"), label_column="y")
-    assert "must hold numbers where labels are missing" in text
+    assert "must hold numbers if labels are missing" in text
     party = load(write("a,y\n1,yes\n2,no\n3,\n", "b.csv"), label_column="y")
     np.testing.assert_array_equal(party.y, [1, 0, np.nan])
 

@@ -6,11 +6,11 @@ A party's data come from one of these sources, chosen by :class:`PartySource`:
 ``data``                  the party
 ========================  ==========================================================
 ``diabetes`` and others   a bundled set; party j of ``count`` has the j-th group of
-                          consecutive columns, the last party also has the labels
+                          consecutive columns; the last party also has the labels
 ``synthetic:n=..,d=..``   a generated regression of any size, split in the same way
 ``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC, NPZ
 ``/abs/rows/*.parquet``   several Parquet files, one after another by name
-``duckdb:SELECT ..``      the result of a query, where DuckDB is installed
+``duckdb:SELECT ..``      the result of a query, if DuckDB is installed
 ``/abs/folder``           the ``index``-th of its party files, in natural order
 ========================  ==========================================================
 
@@ -48,14 +48,14 @@ def load_party(
     computed from the new rows: levels, fills, means and scales are taken from training,
     and a party file needs no label column.
 
-    Raises PartyError if the data are missing, unreadable or break a rule. The error
+    Raises PartyError if the data are missing or unreadable, or break a rule. The error
     names the party, the column and the rule, never a path or a value.
     """
     if is_file(source):
         file = party_file(source)
         return files.from_file(file.path, source, file.folder, encoding)
     if source.alignment:
-        raise PartyError("alignment must be of a party file, this data set has no ids")
+        raise PartyError("alignment needs a party file, since this data set has no ids")
     from vfl_flower.data import bundled  # which imports pyarrow
 
     if source.data in BUNDLED:
@@ -117,15 +117,15 @@ def party_file(source: PartySource) -> files.PartyFile:
         ) from None
     if path.is_absolute() and not ending and not there:
         raise PartyError(
-            f"data of {source.who} must be a folder or a file that is there, and "
-            "there is none at this path"
+            f"data of {source.who} must be an existing folder or file, but nothing "
+            "exists at this path"
         )
     # A plain word cannot be a path that should stay at the party.
     word = re.fullmatch(r"\w*", source.data)
     raise PartyError(
         f"data of {source.who} must be one of {', '.join(sorted(BUNDLED))}, "
         "synthetic[:n=..,d=..,noise=..,correlation=..], or the absolute path of a "
-        f"folder or of a file that ends in {', '.join(files.FORMATS)}"
+        f"folder or of a file whose name ends in {', '.join(files.FORMATS)}"
         + (f", got {source.data!r}" if word else "")
         + ("; save a spreadsheet as CSV" if ending in SHEETS else "")
     )

@@ -1,7 +1,8 @@
 """Arrow files and streams, mapped into memory, and unpacked first if compressed.
 
-pyarrow unpacks a compressed batch as a whole. Here it unpacks a few columns at a time
-into an unnamed file, a stream of plain batches that is then mapped.
+pyarrow unpacks a compressed batch as a whole. Here, a few columns at a time are
+unpacked into an unnamed file, as a stream of uncompressed batches, which is then
+mapped.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _batches(mapped: mmap.mmap, columns: Sequence[int] = ()) -> Iterator[Any]:
 
 
 def _is_unpacked(mapped: mmap.mmap, columns: Sequence[int]) -> bool:
-    """Return whether pyarrow unpacks the first batch, which is then outside the map."""
+    """Return whether pyarrow unpacks the first batch into memory outside the map."""
     whole = pa.py_buffer(mapped)
     batch = next(_batches(mapped, columns), None)
     buffers = [] if batch is None else [b for c in batch.columns for b in c.buffers()]

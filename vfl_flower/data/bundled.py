@@ -51,7 +51,7 @@ def _bunch(source: PartySource) -> Any:
     except OSError:
         raise PartyError(
             f"data of {source.who}: scikit-learn could not download "
-            f"{source.data!r}; it needs the internet once"
+            f"{source.data!r}; the first use needs internet access"
         ) from None
 
 
@@ -62,8 +62,8 @@ def _rows(source: PartySource, values: Array) -> Array:
     index, count = _place(source)
     if count > len(values):
         raise PartyError(
-            f"num-partitions must be at most the {len(values)} rows of the data, got "
-            f"{count}"
+            f"num-partitions must be at most {len(values)}, the number of rows of the "
+            f"data, got {count}"
         )
     return values[index::count]
 
@@ -98,8 +98,8 @@ def from_synthetic(
     Column j is :math:`x_j = \sqrt\rho f + \sqrt{1 - \rho} e_j`, so that any two columns
     have correlation :math:`\rho`, and :math:`y = \sum_j \theta_j x_j + \sigma e`, with
     :math:`f, e_j, \theta, e` standard normal. Each has its own random stream: a party
-    draws only its columns; the label holder also draws the others, one at a time, for
-    y.
+    draws only its own columns, and the label holder also draws the other columns, one
+    at a time, to compute y.
     """
     _refuse(source, "id_column", "label_column", "columns")
     p = _parse_synthetic(source)
@@ -136,8 +136,8 @@ def _parse_synthetic(source: PartySource) -> _Regression:
         return _Regression(**options)
     except pydantic.ValidationError:
         raise PartyError(
-            "synthetic takes whole numbers n and d from 1, a noise from 0 and a "
-            f"correlation from 0 to below 1, got {source.data!r}"
+            "synthetic needs whole numbers n, d >= 1, a noise >= 0 and a correlation "
+            f"of at least 0 and below 1, got {source.data!r}"
         ) from None
 
 
@@ -148,7 +148,7 @@ def _share(source: PartySource, d: int) -> slice:
         return slice(0, d)
     if count > d:
         raise PartyError(
-            f"num-partitions must be at most the {d} columns of the data, got {count}"
+            f"num-partitions must be at most {d}, the number of columns, got {count}"
         )
     columns = np.array_split(range(d), count)[index]
     return slice(columns[0], columns[-1] + 1)
@@ -183,7 +183,7 @@ def _place(source: PartySource) -> tuple[int, int]:
     if source.index is None or source.count is None:
         raise PartyError(
             f"data {source.data.partition(':')[0]!r} are split over the parties: "
-            "partition-id and num-partitions must be given"
+            "partition-id and num-partitions must be set"
         )
     if not 0 <= source.index < source.count:
         raise PartyError(
@@ -197,6 +197,6 @@ def _refuse(source: PartySource, *options: str) -> None:
     for option in options:
         if getattr(source, option) is not None:
             raise PartyError(
-                f"{option.replace('_', '-')} needs a party file, and data is "
+                f"{option.replace('_', '-')} needs a party file, but data is "
                 f"{source.data.partition(':')[0]!r}"
             )

@@ -35,7 +35,7 @@ _ELSEWHERE = (
     *("data", "index", "count", "name", "label_optional"),
     *("consent", "state_dir", "alignment"),
 )
-"""Fields of a source on which entries do not depend, or only by path and row order."""
+"""Fields of a source on which entries depend at most through path and row order."""
 
 Encoding = dict[str, Any]
 """The encoding of columns as numbers, see :mod:`vfl_flower.data.encoding`."""
@@ -63,8 +63,8 @@ class Converted:
 class StoredIds(Sequence[str]):
     """The ids of the rows, memory-mapped from a file of bytes and a file of offsets.
 
-    `data` has the ids in UTF-8; `at`, shape (n + 1,), the start of each id, and the end
-    of the last.
+    `data` has the ids in UTF-8; `at`, shape (n + 1,), has the start of each id and the
+    end of the last.
     """
 
     def __init__(self, data: Array, at: Array) -> None:
@@ -82,7 +82,7 @@ class StoredIds(Sequence[str]):
         return self._data[self._at[row] : self._at[row + 1]].tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the ids, reading some thousands at a time."""
+        """Yield the ids, reading several thousand at a time."""
         for start in range(0, len(self), 2**14):
             at = self._at[start : start + 2**14 + 1]
             block = self._data[at[0] : at[-1]].tobytes()
@@ -115,9 +115,9 @@ class CacheEntry:
         encoding: Encoding | None,
         order: str = "",
     ) -> CacheEntry:
-        """Return the entry, named by a digest of all that its content depends on.
+        """Return the entry, named by a digest of all that determines its content.
 
-        `order` is the key of the row order, if it differs from the file's order.
+        `order` is the key of the row order, if that differs from the file's order.
         """
         root = os.environ.get("VFL_FLOWER_CACHE")
         if not root:
@@ -138,7 +138,7 @@ class CacheEntry:
         )
 
     def drop(self) -> None:
-        """Remove all entries of the file, whatever its state and the options."""
+        """Remove all entries of the file, for any of its states and any options."""
         for pattern in (f"{self.file}-*", f".{self.file}-*"):  # unfinished ones too
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
@@ -154,7 +154,7 @@ class CacheEntry:
         if os.name == "posix" and (
             about.st_uid != os.geteuid() or about.st_mode & 0o22
         ):
-            raise PermissionError("the cache must be of this user alone")
+            raise PermissionError("only this user may own the cache and write to it")
         for ending in ENDINGS:
             check_no_link(self._path(ending))
 
@@ -170,7 +170,7 @@ class CacheEntry:
         return StoredIds(data, at)
 
     def load(self) -> Converted | None:
-        """Map the entry into memory; return None unless it is valid and this user's."""
+        """Map the entry into memory; return None if it is invalid or another user's."""
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())
@@ -189,8 +189,8 @@ class CacheEntry:
     def open(self, shapes: Mapping[str, Shape]) -> Iterator[list[IO[bytes]]]:
         """Open files of the entry, which are written together, whole or not at all.
 
-        `shapes` gives the type and shape of each file's array, by its ending; the files
-        are in its order, each after its header.
+        `shapes` maps the ending of each file to the type and shape of its array. Yields
+        the files in this order, each positioned after its header.
         """
         self._make_folder()
         with contextlib.ExitStack() as stack:

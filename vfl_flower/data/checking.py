@@ -20,7 +20,7 @@ from vfl_flower.data.statistics import Column
 from vfl_flower.party.party import PartyError
 
 HEAVY = 30.0
-"""Kurtosis above which a column has heavy tails; 3 for a Gaussian, 9 exponential."""
+"""Kurtosis above which a column has heavy tails; a Gaussian has 3, an exponential 9."""
 
 APART = 1000.0
 """Ratio of standard deviations from which columns differ in scale."""
@@ -29,8 +29,8 @@ FEW_ROWS = 20
 """Minimum number of rows for findings about the distribution of values."""
 
 LEAST_OF_LEVEL = 5
-"""If the most frequent text of a column has fewer rows, its texts are no levels to
-share but ids, each with a few rows."""
+"""If a column's most frequent text occurs in fewer rows, its texts are taken for ids,
+not for levels to share."""
 
 CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
 """Numbers that often mark a missing value, if they are an extreme of the column."""
@@ -41,7 +41,7 @@ _ID = re.compile(
 
 
 def check(source: PartySource) -> Checked:
-    """Check all of a party's file; report the faults and how columns are converted.
+    """Check a party's whole file; report its faults and how columns are converted.
 
     Only the findings' examples contain values of the data.
     """
@@ -77,20 +77,20 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     yield from _duplicates(features)
     yield from _scales(features, source)
     if survey.empty:
-        text = f"{survey.empty} rows have no value in any feature: take them out"
+        text = f"{survey.empty} rows have no value in any feature: remove them"
         yield warning("rows", None, text)
     for name in survey.plan.wanted:
         read = survey.columns.get(name)  # ids have none
         if name in survey.table.categories and read and read.kind != "levels":
             text = f"column {name!r} holds categories that are read as numbers or "
-            text += "dates: write them as text where they are classes"
+            text += "dates: if they are classes, write them as text"
             yield warning("categories", name, text)
     if survey.labels is not None:
         yield from _of_labels(survey.labels)
     elif source.label_column is None:
         for column in features:
             if column.name.lower() in ("y", "label", "target", "class", "outcome"):
-                text = f"column {column.name!r} is a feature, though named as a label"
+                text = f"column {column.name!r} is a feature, but is named like a label"
                 yield warning("label", column.name, text, "label-column")
 
 
@@ -107,7 +107,7 @@ def _of_column(
         return
     yield from done
     if numbers.constant:
-        text = f"{what} has one value in all rows and says nothing: leave it out"
+        text = f"{what} has one value in all rows and adds no information: leave it out"
         yield warning("constant", name, text, "columns", (str(numbers.least),))
         return
     if numbers.known < FEW_ROWS or column.kind == "truth":
@@ -130,8 +130,8 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
     ends = [(numbers.least, numbers.at_least), (numbers.most, numbers.at_most)]
     for end, times in ends:
         if end in CODES and times >= 2 and column.kind == "number":
-            text = f"{what} has in {times} rows an extreme value that often stands "
-            text += "for a missing one: name it in missing"
+            text = f"{what} has, in {times} rows, an extreme value that often stands "
+            text += "for a missing value: list it in missing"
             yield warning("coded", name, text, "missing", (f"{end:g}",))
             return
     if column.kind != "date" and numbers.kurtosis() > HEAVY:
@@ -139,7 +139,7 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
         if numbers.at_least + numbers.at_most == numbers.known:
             rarer = min(numbers.at_least, numbers.at_most)
             text = f"{what} has two values, one of them in {rarer} of {numbers.known} "
-            text += "rows: leave it out, or take more such rows"
+            text += "rows: leave it out, or add more such rows"
         examples = (f"{numbers.least:g}", f"{numbers.most:g}")
         yield warning("tails", name, text, "columns", examples)
 
@@ -155,7 +155,7 @@ def _to_share(features: list[Column], source: PartySource) -> Iterator[Finding]:
     ]
     if names:
         text = f"the levels of {', '.join(map(repr, names))} must be the same at all "
-        text += "parties that hold rows: name them in a file that all parties share"
+        text += "parties that hold rows: list them in a file that all parties share"
         yield note("share", None, text, "levels")
 
 
@@ -179,7 +179,7 @@ def _doubt_levels(
     name, count, what = column.name, len(column.levels), f"column {column.name!r}"
     examples = tuple(entry["levels"])
     if count == 1:
-        text = f"{what} has one value in all rows and says nothing: leave it out"
+        text = f"{what} has one value in all rows and adds no information: leave it out"
         return warning("constant", name, text, "columns", examples)
     if (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
         text = f"{what} holds {count} different numbers as text: write plain numbers"
@@ -187,7 +187,7 @@ def _doubt_levels(
     if name in source.levels or entry.get("other"):
         return None
     if count > FEW_ROWS and 2 * count > column.numbers.known:
-        text = f"{what} has {count} different texts, as ids or free text: leave it out"
+        text = f"{what} has {count} texts that look like ids or free text: leave it out"
         return warning("levels", name, text, "columns", examples)
     return None
 
@@ -196,8 +196,8 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
     """Yield warnings about texts that are probably spellings of the same text."""
     name = column.name
     if count := len(column.spelled) - len(column.levels):
-        text = f"{what} has {count} texts that count as another one, since they differ "
-        text += "in blanks at their ends or in the Unicode form alone"
+        text = f"{what} has {count} texts that count as equal to another text, since "
+        text += "they differ only in blanks at the ends or in Unicode form"
         yield warning("spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
     for level in column.levels:
@@ -205,8 +205,8 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
         folded[" ".join(seen.casefold().split())].append(level)
     alike = sorted(x for group in folded.values() if len(group) > 1 for x in group)
     if alike:
-        text = f"{what} has {len(alike)} texts that differ from another one in case, "
-        text += "blanks or invisible signs alone: write them alike"
+        text = f"{what} has {len(alike)} texts that differ from another text only in "
+        text += "case, blanks or invisible characters: write them the same way"
         yield warning("spelling", name, text, "", tuple(alike))
 
 
@@ -235,7 +235,7 @@ def _duplicates(features: list[Column]) -> Iterator[Finding]:
             groups[column.fingerprint, column.kind in encoding.TEXT].append(column.name)
     for first, *copies in groups.values():
         for name in copies:
-            text = f"column {name!r} is equal to column {first!r}: leave one out"
+            text = f"column {name!r} equals column {first!r}: leave one of them out"
             yield warning("duplicate", name, text, "columns")
 
 
@@ -261,6 +261,6 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
             "standardize",
         )
         if source.rows:
-            advice = "scale them by the settings of the strategy, alike at all parties"
+            advice = "scale them with the strategy's settings, equal at all parties"
             option = ""
         yield warning("scales", high, text + advice, option)

@@ -89,7 +89,7 @@ class Plan:
             self._refuse(ids, text, "id-column")
             label = None
         if ids is not None and ids not in header:
-            text = f"{file.who} has no column {ids!r}, its id-column"
+            text = f"{file.who} has no column {ids!r} (its id-column)"
             self._refuse(ids, text + did_you_mean(ids, self._names), "id-column")
             ids = None
         self.ids, self.label = ids, label if label in header else None
@@ -109,8 +109,8 @@ class Plan:
             self.features, ignored = check_columns(rest, encoding, who)
             if ignored:
                 logger.warning(
-                    "%s: its part of the model was not trained on these columns, which "
-                    "are left out: %s",
+                    "%s: its local model was not trained on these columns, which are "
+                    "ignored: %s",
                     who,
                     ", ".join(map(repr, ignored)),
                 )
@@ -128,7 +128,7 @@ class Plan:
         label = source.label_column
         for name in source.levels if not file.folder else ():
             if name not in names:
-                text = f"{file.who} has no column {name!r}, for which levels are given"
+                text = f"{file.who} has no column {name!r}, whose levels are given"
                 self._refuse(name, text, "levels")
         elsewhere: set[str] = set()
         if not {label, *(source.columns or ())} <= {None, *names}:
@@ -139,7 +139,7 @@ class Plan:
                         elsewhere.update(header_of(other))
         if label not in {None, *names, *elsewhere} and not source.label_optional:
             where = "the data folder" if file.folder else file.who
-            text = f"{where} has no column {label!r}, its label-column"
+            text = f"{where} has no column {label!r} (its label-column)"
             self._refuse(label, text + did_you_mean(str(label), names), "label-column")
         return elsewhere - set(names)
 
@@ -147,9 +147,9 @@ class Plan:
         for name in self.features:
             if name == "" or name.startswith("__index_level_"):
                 raise PartyError(
-                    f"{self._file.who} has a column without a name, such as an index "
-                    "of pandas: write the file without it, or list the columns to use "
-                    "in columns"
+                    f"{self._file.who} has a column without a name, such as a pandas "
+                    "index: write the file without it, or list the columns to use in "
+                    "columns"
                 )
 
     @property
@@ -208,7 +208,7 @@ class Survey:
             )
             self.faults = [*self.plan.faults, *table.faults]
             if self.rows == 0:
-                text = f"{file.what} has a header and no rows"
+                text = f"{file.what} has a header but no rows"
                 refuse(self.faults or [fault("rows", None, text)], file.who)
             if encoding is None:
                 encoding = self._fit(source)

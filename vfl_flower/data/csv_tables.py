@@ -55,7 +55,7 @@ class Layout:
 
 
 class _Counted(io.RawIOBase):
-    """A compressed stream, read up to a limit that its size on the disk sets."""
+    """A compressed stream, read up to a limit that depends on its size on disk."""
 
     def __init__(self, inner: IO[bytes], size: int) -> None:
         self._inner, self._size, self._read = inner, size, 0
@@ -90,7 +90,7 @@ def _bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _utf8(path: Path, encoding: str) -> Iterator[str]:
-    """Yield the path of a UTF-8 text for pyarrow, which unpacks ``.gz`` itself.
+    """Yield the path of a UTF-8 text file for pyarrow, which unpacks ``.gz`` itself.
 
     pyarrow would read a Python file object in a separate thread, and a process that
     ends while that thread calls into Python aborts (apache/arrow#34314).
@@ -124,13 +124,13 @@ def _encoding(path: Path) -> str:
         with _bytes(path) as file, contextlib.suppress(UnicodeDecodeError):
             blocks = iter(functools.partial(file.read, 2**20), b"")
             if any("\0" in text for text in codecs.iterdecode(blocks, encoding)):
-                raise ValueError("it is no text")
+                raise ValueError("it is not text")
             return encoding
     return "latin-1"
 
 
 def layout_of(path: Path, source: PartySource) -> Layout:
-    """Return the layout of a CSV, from its first lines; the encoding from all lines."""
+    """Return a CSV's layout, from its first lines, and its encoding, from all lines."""
     encoding = source.text_encoding or _encoding(path)
     lines: list[str] = []
     size, complete = 0, False
@@ -159,7 +159,7 @@ def layout_of(path: Path, source: PartySource) -> Layout:
 
 
 def _sniff(lines: Sequence[str]) -> str:
-    """Return the delimiter that gives the most rows the same number of fields, > 1."""
+    """Return the delimiter for which most rows are as wide as the first row, > 1."""
 
     def score(delimiter: str) -> tuple[float, int]:
         with contextlib.suppress(csv.Error):
@@ -180,9 +180,9 @@ _VALUE = re.compile(
 
 
 def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
-    """Return whether the first record looks like the other rows, and so is a row.
+    """Return whether the first record looks like the other rows, not like a header.
 
-    Numbers may be names if they are years, or count up like the names of pandas.
+    Numbers may be names if they are years, or count up like the names in pandas.
     """
     if not rows:
         return False
@@ -193,7 +193,7 @@ def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
     seen = [set(column) for column in zip(*rows[1:], strict=False)]
     below = [*seen, *[set()] * len(rows[0])]
     pairs = list(zip(rows[0], below, strict=False))
-    if not values:  # texts that stand below as well, but no header that does
+    if not values:  # texts that recur below, unless the whole first line does
         again = sum(cell != "" and cell in under for cell, under in pairs)
         return 0 < len(named) <= 2 * again and rows[0] not in rows[1:]
     if all(
@@ -219,14 +219,14 @@ def csv_table(path: Path, source: PartySource) -> Table:
     """Return the columns of a CSV; raise PartyError unless it has names and rows."""
     layout, what = layout_of(path, source), f"the data file of {source.who}"
     if layout.empty:
-        rule = "has a header and no rows" if layout.names else "is empty"
+        rule = "has a header but no rows" if layout.names else "is empty"
         raise PartyError(f"{what} {rule}")
     _check_names(layout.names, what)
     if layout.headerless:
         # Nothing else is reported, since each column name would be a value.
         raise PartyError(
-            f"{what} has no header: its first line holds values; add the names of the "
-            "columns, or set header=false"
+            f"{what} has no header, since its first line contains values: add the "
+            "names of the columns, or set header=false"
         )
     rows = _Rows(path, source, layout, *_lines(path, layout))
     notes = []
@@ -235,8 +235,8 @@ def csv_table(path: Path, source: PartySource) -> Table:
         notes.append(note(about, None, text, about))
 
     if rows.blank:
-        text = f"{rows.blank} empty rows, of delimiters alone, are left out: take them "
-        notes.append(fault("", None, f"{text}out"))
+        text = f"{rows.blank} empty rows, with delimiters only, are left out: remove "
+        notes.append(fault("", None, f"{text}them"))
     if layout.delimiter != ",":
         named = DELIMITERS.get(layout.delimiter, repr(layout.delimiter))
         add_note("delimiter", f"fields are separated by {named}")
@@ -245,14 +245,12 @@ def csv_table(path: Path, source: PartySource) -> Table:
         if source.text_encoding or layout.encoding.startswith("utf"):
             add_note("encoding", text)
         else:
-            text += ", as it is not UTF-8: set encoding where it is another one"
+            text += ", since the file is not UTF-8: if this is wrong, set encoding"
             notes.append(warning("encoding", None, text, "encoding"))
     if path.suffix.lower() in PACKED:
-        add_note(
-            "delimiter", f"the file is unpacked on reading ({path.suffix.lower()})"
-        )
+        add_note("delimiter", f"the file is unpacked when read ({path.suffix.lower()})")
     if not source.header:
-        text = "without a header its columns are "
+        text = "since there is no header, the columns are "
         text += f"{layout.names[0]} to {layout.names[-1]}"
         add_note("header", text)
     decimal = layout.delimiter != ","
@@ -321,20 +319,20 @@ class _Rows:
     def _faults(self, rows: int, ragged: int) -> Iterator[str]:
         if ragged:
             yield (
-                f"{ragged} rows of {self.source.who} have not as many fields as the "
-                f"first line, {len(self.layout.names)}: fix the rows, take out a "
-                "title, or set delimiter"
+                f"{ragged} rows of {self.source.who} do not have as many fields as the "
+                f"first line ({len(self.layout.names)}): fix the rows, remove a title "
+                "above the names, or set delimiter"
             )
         surplus = self.lines > rows + ragged + self.layout.skip
         if surplus and (line := self._swallowing()):
             yield (
                 f"line {line} of the data file of {self.source.who} has a quote that "
-                "takes the lines after it into its text: write a quote within a text "
-                "twice"
+                "makes the lines after it part of its text: double each quote within a "
+                "text"
             )
 
     def _swallowing(self) -> int:
-        """Return the line of the first record whose text contains records, or 0."""
+        """Return the line number of the first record whose text has records, or 0."""
         held: list[str] = []
 
         def lines(file: IO[bytes]) -> Iterator[str]:
@@ -375,11 +373,11 @@ def _check_names(names: Sequence[str], file: str) -> None:
         raise PartyError(f"{file} is HTML, XML or JSON, not CSV")
     if names.count("") > 1:
         raise PartyError(
-            f"{what} lacks {names.count('')} of its {len(names)} names: take out "
-            "titles above the names, and delimiters at the ends of lines"
+            f"{what} lacks {names.count('')} of its {len(names)} names: remove titles "
+            "above the names, and delimiters at the ends of lines"
         )
     if max(map(len, names)) > MOST_OF_COLUMN:
         raise PartyError(
-            f"{what} has a name of more than {MOST_OF_COLUMN} characters: does a quote "
-            "lack its second one?"
+            f"{what} has a name of more than {MOST_OF_COLUMN} characters: is a closing "
+            "quote missing?"
         )

@@ -1,18 +1,18 @@
 """The columns of a party as numbers: features, labels and ids, and their encoding.
 
-An *encoding* says for each source column what was done to it, so that new rows are
-encoded as those that a model was trained on. It is a dict that JSON can hold::
+An *encoding* records how each source column was converted, so that new rows are encoded
+like the rows on which a model was trained. It is a dict that JSON can hold::
 
     {"format": 1, "columns": [{"name": "carrier", "levels": ["AA", "UA"],
                                "fill": [0.25, 0.75], "mean": [], "scale": []}, ...]}
 
 ``levels`` is None for numbers. ``fill`` (for a missing value), ``mean`` and ``scale``
-have one number, in its unit, for each column that the source column became, and are
-empty if nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
-``"other": true`` the last level stands for all texts that are not levels, with
-``"kind": "date"`` the numbers are days. Texts are compared in their normal form (NFKC,
-without blanks at their ends). ``"later"`` is the number of values that were missing in
-training, which stay NaN until the parties know the mean over all parties.
+have one number for each column that the source column became, in the unit of that
+column. They are empty if nothing was filled or scaled; a scale of 0 makes the column 0
+in each row. With ``"other": true`` the last level stands for all texts that are not
+levels; with ``"kind": "date"`` the numbers are days. Texts are compared in their normal
+form (NFKC, without blanks at their ends). ``"later"`` is the number of values that were
+missing in training, which stay NaN until the parties know the mean over all parties.
 ``classes``, beside ``columns``, has the texts of the labels that became 0, 1 and so on.
 """
 
@@ -36,13 +36,14 @@ from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.typing import Array
 
 MAX_LEVELS = 100
-"""Levels that a text column may have by default; with more, some are merged."""
+"""Maximum number of levels of a text column by default; with more, some are merged."""
 
 KEPT_LEVELS = 20
-"""Levels that a text column with more than `MAX_LEVELS` keeps, besides "other"."""
+"""Number of levels that a text column with more than `MAX_LEVELS` keeps, besides
+"other"."""
 
-LEAVE_OUT = "leave it out: columns lists those to use"
-"""What may be done with a column that cannot become numbers."""
+LEAVE_OUT = "leave it out by listing the other features in columns"
+"""Advice for a column that cannot become numbers."""
 
 TEXT = ("text", "levels")
 """Kinds of columns with levels."""
@@ -70,7 +71,7 @@ def fit(
             continue
         if numbers.gaps and source.filled_later and numbers.known < LEAST_ROWS:
             text = f"column {name!r} of {source.who} must have at least {LEAST_ROWS} "
-            text += "values for a mean of which one row decides little, got "
+            text += "values, so that no single row dominates the mean, got "
             faults.append(fault("missing", name, f"{text}{numbers.known}", "columns"))
         entry = _new(name)
         if source.filled_later:
@@ -84,8 +85,8 @@ def fit(
             fill = None if source.filled_later else fills.get(source.impute)
             _fit(entry, numbers, fill, source)
         entries.append(entry)
-    text = f"{source.who} has missing values and impute is none, by the party's choice "
-    faults += _unfilled(columns, entries, f"{text}or the strategy's")
+    text = f"{source.who} has missing values, but impute is none, by the choice of the "
+    faults += _unfilled(columns, entries, f"{text}party or the strategy")
     later = any("kind" in entry or "other" in entry for entry in entries)
     return {"format": 2 if later else 1, "columns": entries}, faults
 
@@ -136,13 +137,13 @@ def check_column(column: Column, source: PartySource) -> list[Finding]:
     if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
         got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
         rule = f"must have at most {MAX_LEVELS} different texts to be one-hot encoded, "
-        rule += f"got {got}, and most rows have one of their own, as ids or free text "
+        rule += f"got {got}, which suggests ids or free text: "
         if source.id_column is None and distinct == known:
-            rule += f"do: set it as id-column, or {LEAVE_OUT}"
+            rule += f"set it as id-column, or {LEAVE_OUT}"
             return refuse("levels", rule, "id-column or columns")
-        return refuse("levels", f"{rule}do: {LEAVE_OUT}")
+        return refuse("levels", f"{rule}{LEAVE_OUT}")
     if not source.one_hot:
-        rule = "holds text and one-hot is off: give its levels, turn it into numbers, "
+        rule = "holds text, but one-hot is off: set levels, convert it to numbers, "
         return refuse("text", f"{rule}or {LEAVE_OUT}", "one-hot")
     return []
 
@@ -156,12 +157,12 @@ def _check_levels(
     if column.overflow:
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
     elif missing := source.markers & set(fixed):
-        text = f"the levels of {what} must be none of the texts for a missing value, "
+        text = f"the levels of {what} must not be texts for a missing value, but "
         text, examples = (f"{text}{len(missing)} are: set missing", sorted(missing))
     elif unknown and OTHER not in fixed:
         rows = sum(column.levels[level] for level in unknown)
-        text = f"{what} has {len(unknown)} texts, in {rows} rows, that are none of its "
-        text += f"levels: add them, or {OTHER!r} for all of them, at each party"
+        text = f"{what} has {len(unknown)} texts, in {rows} rows, that are not among "
+        text += f"its levels: at each party, add them, or {OTHER!r} for all of them"
         examples = unknown
     finding = fault("levels", column.name, text, "levels", tuple(examples))
     return [finding] if text else []
@@ -174,7 +175,7 @@ def _infinite(numbers: Numbers) -> str:
 def _size_fault(column: Column) -> str:
     """Return the reason why numbers of a column are too large or too small, or ""."""
     if column.rounded:
-        return "must have no integer above 2^53, whose last digits are lost"
+        return "must have no integer above 2^53: its last digits would be lost"
     return size_fault(column.numbers.largest)
 
 
@@ -183,8 +184,8 @@ def nearly_numbers(
 ) -> list[Finding]:
     """Return a fault if a text column holds numbers rather than levels.
 
-    It does if four rows in five hold numbers, and at least `FEWEST_NUMBERS` of them
-    differ (`fewest`, if no number has a unit or other text beside it).
+    A column does if four rows in five hold numbers, and at least `FEWEST_NUMBERS` of
+    these differ (at least `fewest`, if no number has a unit or other text beside it).
     """
     if column.kind != "text":
         return []
@@ -196,11 +197,11 @@ def nearly_numbers(
     mixed = sorted(column.levels.keys() - set(numbers))
     if plain:
         rest = sum(column.levels[level] for level in mixed)
-        text = f"{what} holds numbers, but in {rest} rows texts ({len(mixed)} "
-        text += "different ones): name them in missing, or write numbers"
+        text = f"{what} holds numbers, but text in {rest} rows ({len(mixed)} "
+        text += "different texts): list these in missing, or write numbers"
         return [fault("markers", name, text, "missing", tuple(mixed))]
     text = f"{what} holds numbers in {rows} rows, some with a unit, a currency or the "
-    text += "like: write plain numbers in one unit, or give its levels"
+    text += "like: write plain numbers in one unit, or set levels"
     return [fault("numbers", name, text, "levels", tuple(numbers))]
 
 
@@ -218,7 +219,7 @@ def fit_new(
         if numbers.infinite:
             text = f"column {name!r} of {who} {_infinite(numbers)}"
             faults.append(fault("infinite", name, text))
-    text = f"{who} has missing values and impute was none in training"
+    text = f"{who} has missing values, but impute was none in training"
     return faults + _unfilled(columns, encoding["columns"], text)
 
 
@@ -250,10 +251,10 @@ def done_with(
     """Yield notes on the encoding of a feature, in training (`fitted`) or later."""
     name, numbers, what = column.name, column.numbers, f"column {column.name!r}"
     if numbers.gaps and (entry["fill"] or "later" in entry):
-        fill = f"its {source.impute}" if fitted else "its fill of training"
+        fill = f"its {source.impute}" if fitted else "the fill value from training"
         if "later" in entry:
             fill = "the mean over all parties"
-        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become "
+        text = f"{what} lacks {numbers.gaps} of {numbers.n} values, which become "
         yield note("missing", name, text + fill, "impute")
     if not fitted:
         place = set(map(normal_text, entry["levels"] or ()))
@@ -280,7 +281,7 @@ def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Fi
         return note("text", name, text, "levels", levels)
     if entry.get("other"):
         text = f"{what} has {count} different texts: the {len(levels) - 1} most "
-        text += "frequent become columns of 0 and 1, and the others one column"
+        text += "frequent become columns of 0 and 1, and all others become one column"
         return warning("levels", name, text, "max-levels", levels)
     text = f"{what} holds {count} different texts, which become {count} columns "
     return note("text", name, f"{text}of 0 and 1", "one-hot", levels)
@@ -289,8 +290,8 @@ def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Fi
 def code_warnings(column: Column, what: str) -> Iterator[Finding]:
     """Yield a warning if texts are whole numbers with leading zeros."""
     if kinds.are_codes(column.levels):
-        text = f"{what} holds whole numbers with leading zeros, read as codes: write "
-        text += "them without these zeros where they are numbers"
+        text = f"{what} holds whole numbers with leading zeros, which are read as "
+        text += "codes: if they are numbers, write them without these zeros"
         yield warning("codes", column.name, text)
 
 
@@ -301,11 +302,11 @@ def number_notes(column: Column, what: str) -> Iterator[Finding]:
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
         yield note("yes-no", name, text, "", kinds.YES[:1])
     if column.kind == "comma":
-        text = f"{what} holds numbers with decimal commas, read as such"
+        text = f"{what} holds numbers with decimal commas, which are read as numbers"
         yield note("decimal", name, text, "delimiter")
     if column.kind == "written":
-        text = f"{what} holds {column.numbers.known} numbers in another notation, such "
-        text += "as 1_000, 1.5D+02 or with a dash as sign, which are read as numbers"
+        text = f"{what} holds {column.numbers.known} numbers in an unusual notation, "
+        text += "such as 1_000, 1.5D+02 or with a dash as sign, which are read"
         yield warning("notation", name, text)
 
 
@@ -315,7 +316,7 @@ def encode_arrays(
     source: PartySource,
     encoding: Encoding | None = None,
 ) -> Encoding:
-    """Scale finite numbers in place, as in training if encoded; return the encoding."""
+    """Scale finite numbers in place, with `encoding` if given; return the encoding."""
     fitted = encoding is None
     if encoding is None:
         encoding = {"format": 1, "columns": [_new(name) for name in names]}
@@ -339,15 +340,14 @@ def check_columns(
     """Return an encoding's columns, which must be in `names`, and the other names."""
     if encoding["format"] not in range(1, FORMAT + 1):
         raise PartyError(
-            f"the encoding of {who} must be of format 1 to {FORMAT}, got "
+            f"the encoding of {who} must have format 1 to {FORMAT}, got "
             f"{encoding['format']}: update vfl-flower"
         )
     features = [entry["name"] for entry in encoding["columns"]]
     for name in features:
         if name not in names:
             raise PartyError(
-                f"{who} has no column {name!r}, which its part of the model was "
-                "trained on"
+                f"{who} has no column {name!r}, on which its local model was trained"
             )
     return features, [name for name in names if name not in features]
 
@@ -420,7 +420,7 @@ def _levels(column: Column, source: PartySource) -> tuple[list[str], bool]:
 def _fit(
     entry: dict[str, Any], numbers: Numbers, fill: float | None, source: PartySource
 ) -> None:
-    """Add the fill, mean and scale of one encoded column to its source's entry."""
+    """Add the fill, mean and scale of an encoded column to its source's entry."""
     if fill is not None:
         entry["fill"].append(fill)
     if source.standardize:
@@ -469,8 +469,8 @@ def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
     if fits:
         return ""
     return (
-        f"column {entry['name']!r} of {who} must hold {rule}, as its part of the model "
-        "was trained on"
+        f"column {entry['name']!r} of {who} must hold {rule}, as in the training of "
+        "its local model"
     )
 
 
@@ -505,12 +505,12 @@ class Labels:
                 got = "more" if column.overflow else len(column.levels)
                 rule = f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}"
             elif numbers.gaps:
-                rule = "must hold numbers where labels are missing, since another "
-                rule += "party may number other classes: code classes as 0, 1"
+                rule = "must hold numbers if labels are missing, since each party "
+                rule += "could number the classes differently: code classes as 0, 1"
         elif column.kind not in kinds.NUMERIC:
             rule = "must hold numbers or classes"
         elif self.classes is not None:
-            rule = "must hold the texts of classes, as in training"
+            rule = "must hold class names as text, as in training"
         elif numbers.infinite:
             rule = _infinite(numbers)
         elif rule := _size_fault(column):
@@ -523,18 +523,18 @@ class Labels:
         numbers, classes = self.column.numbers, self.classes
         name, what = self.column.name, f"label-column {self.column.name!r}"
         if numbers.gaps and numbers.known:
-            text = f"{what} misses {numbers.gaps} of {numbers.n} labels: another party "
-            text += "must have these, or the rows must be left out of the file"
+            text = f"{what} lacks {numbers.gaps} of {numbers.n} labels: another party "
+            text += "must have these labels, or their rows must be removed"
             yield warning("labels", name, text, "label-column")
         if classes is not None and 2 <= len(classes) <= MAX_LEVELS:
             become = f"0 to {len(classes) - 1} in sorted order"
             if len(classes) == 2:
-                become = "0 and 1 in sorted order; the second is the positive one"
+                become = "0 and 1 in sorted order; the second is the positive class"
             text = f"{what} holds {len(classes)} classes, which become {become}"
             yield note("classes", name, text, "", tuple(classes))
 
     def numbers(self, array: Any) -> Array:
-        """Return a block of labels as float64, NaN where one is missing."""
+        """Return a block of labels as float64, NaN where a label is missing."""
         if self.column.kind not in TEXT:
             return self.column.numbers_of(array)
         codes = _codes(self.column.texts_of(array), {"levels": self.classes or []})

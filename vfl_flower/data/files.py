@@ -41,10 +41,10 @@ CSV_BLOCK = 2**20
 FORMS = {
     **dict.fromkeys(
         TEXTS,
-        "CSV: text in one encoding, one delimiter, one header line, rows of less than "
-        f"{CSV_BLOCK >> 20} MiB",
+        "CSV: text in one encoding, with one delimiter, one header line and rows "
+        f"shorter than {CSV_BLOCK >> 20} MiB",
     ),
-    ".npz": "NPZ with a matrix X and optional y, ids, columns (no pickled objects)",
+    ".npz": "NPZ with a matrix X and optional y, ids and columns (nothing pickled)",
     "": "the result of a query: fix the query",
 }
 """Expected form of a file that cannot be read, by its ending."""
@@ -58,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a path: one file, a pattern's or a Parquet folder's."""
+    """Return the files of a path: one file, or all of a pattern or Parquet folder."""
     if "*" in path.name:
         return sorted(path.parent.glob(path.name))
     if path.suffix.lower() == ".parquet" and path.is_dir():
@@ -80,7 +80,7 @@ def ending(path: Path) -> str:
 
 
 def member_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """Return the only file in an archive; raise PartyError unless there is just one."""
+    """Return the only file in an archive; raise PartyError if there is not just one."""
     entries = [
         entry
         for entry in archive.infolist()
@@ -88,7 +88,7 @@ def member_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     ]
     if len(entries) != 1:
         raise PartyError(
-            f"a zip file must have one file in it, got {len(entries)}: unpack it"
+            f"a zip file must contain exactly one file, got {len(entries)}: unpack it"
         )
     return entries[0]
 
@@ -123,10 +123,10 @@ class PartyFile:
     def stamp(self) -> tuple[int, int]:
         """Return the size and modification time of the file, to detect a change.
 
-        Nothing is opened: a pipe would wait, and a device may never end. The stamp of a
-        query is the stamp of the files that it names in single quotes; if it names
-        none, the stamp is new each time, so that the query runs for each message.
-        Raises PartyError if the file does not exist or is empty.
+        No file is opened: reading a pipe would block, and a device may never end. The
+        stamp of a query is the stamp of the files that it names in single quotes; if it
+        names no file, the stamp is new each time, so that the query runs for each
+        message. Raises PartyError if the file does not exist or is empty.
         """
         if self.source.data.startswith(QUERY):
             quoted = re.findall("'([^']+)'", self.source.data)
@@ -148,7 +148,7 @@ class PartyFile:
             raise self._unreadable(error) from None
         if not all(stat.S_ISREG(about.st_mode) for about in stats):
             raise PartyError(
-                f"{self.what} must be a file, and no folder, pipe or device"
+                f"{self.what} must be a file, not a folder, a pipe or a device"
             )
         if any(about.st_size == 0 for about in stats):
             raise PartyError(f"{self.what} is empty")
@@ -176,7 +176,7 @@ class PartyFile:
         except (PartyError, MemoryError):
             raise
         except UnpackedSizeError as error:
-            raise PartyError(f"{self.what} is not read: {error}") from None
+            raise PartyError(f"{self.what} was not read: {error}") from None
         except Exception as error:
             raise self._unreadable(error) from None
 
@@ -199,13 +199,13 @@ class PartyFile:
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
     """Return the party files of a folder; the ``index``-th is the party's file.
 
-    Raises PartyError if there are none, or if their number is not that of the parties.
+    Raises PartyError if there are no files, or not as many files as parties.
     """
     visible = (path for path in folder.iterdir() if not path.name.startswith("."))
     files = sorted((p for p in visible if p.suffix.lower() in FORMATS), key=_natural)
     if not files:
         raise PartyError(
-            f"the data folder of {source.who} has no file that ends in "
+            f"the data folder of {source.who} has no file whose name ends in "
             f"{', '.join(FORMATS)}"
         )
     if source.count not in (None, len(files)):
@@ -215,7 +215,7 @@ def folder_files(folder: Path, source: PartySource) -> list[Path]:
         )
     if source.index is None or not 0 <= source.index < len(files):
         raise PartyError(
-            "partition-id must choose one of the party files in the data folder, from "
+            "partition-id must be the number of a party file in the data folder, from "
             f"0 to {len(files) - 1}, got {source.index}"
         )
     return files

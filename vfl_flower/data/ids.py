@@ -20,10 +20,10 @@ from vfl_flower.data.kinds import decoded, is_text, text_buffers, without_marker
 from vfl_flower.data.statistics import packed
 
 MOST_SIGNS = 1000
-"""Maximum number of different sets of signs for them to count as a form."""
+"""Maximum number of different combinations of signs that are counted in ids."""
 
 USUAL = 0.8
-"""Minimum share of ids for their length or signs to count as usual."""
+"""Minimum share of ids with a length, or with the same signs, that makes it usual."""
 
 
 class Ids:
@@ -153,32 +153,32 @@ class IdForms:
         what = f"id-column {name!r}"
 
         def look(text: str) -> Finding:
-            advice = "compare with the other parties, whose ids must be written alike"
+            advice = "compare with the other parties, which must write ids the same way"
             return warning("id-form", name, f"{text}: {advice}", "id-column")
 
         capital, small = self._cases["capital"], self._cases["small"]
         if capital and small and self._cases["both"] < capital + small:
             yield look(
-                f"{what} has {capital} ids with capital letters alone and {small} with "
-                "small ones, which count as different"
+                f"{what} has {capital} ids with capital letters only and {small} with "
+                "small letters only, which count as different"
             )
         usual = max(self._signs.values())
         if USUAL * n <= usual < n and len(self._signs) <= MOST_SIGNS:
             yield look(
-                f"{what} has {n - usual} ids with other blanks or signs than the other "
-                f"{usual} have"
+                f"{what} has {n - usual} ids whose blanks or signs differ from those "
+                f"of the other {usual} ids"
             )
         length, usual = self._lengths.most_common(1)[0]
         counted = 10 ** (max(self._digits) - 1) <= 2 * n  # as numbers from 1 to n are
         if USUAL * n <= usual < n and not counted:
             yield look(
-                f"{what} has {n - usual} ids that have not {length} characters, as the "
-                f"other {usual} have, which happens where leading zeros were lost"
+                f"{what} has {n - usual} ids that are not {length} characters long "
+                f"like the other {usual} ids, perhaps since leading zeros were lost"
             )
         if alike := self._plain.repeated():
             yield look(
-                f"{what} has {alike} ids that differ from another one in case, blanks, "
-                "signs or leading zeros alone"
+                f"{what} has {alike} ids that differ from another id only in case, "
+                "blanks, signs or leading zeros"
             )
         kinds = {
             "capital letters": capital or self._cases["both"],
@@ -190,6 +190,6 @@ class IdForms:
         ends = dict.fromkeys((min(self._lengths), max(self._lengths)))
         text = (
             f"{what} holds ids of {' to '.join(map(str, ends))} characters: {listed}; "
-            "they must be written alike at all parties, case and leading zeros included"
+            "all parties must write them identically, including case and leading zeros"
         )
         yield note("id-form", name, text, "id-column")

@@ -6,7 +6,7 @@ The kind of a text column is the first in this table that fits all of its values
 kind        conversion of a value
 ==========  ============================================================================
 number      the number
-truth       1 for yes, y, true and t, 0 for no, n, false and f, in any case
+truth       1 for yes, y, true and t; 0 for no, n, false and f; in any case
 comma       the number, with a decimal comma, where commas do not separate fields
 date        days since 1970-01-01, with the time of day as a fraction: ``2013-01-31``,
             ``2013-01-31 10:30:00``, with ``Z`` or ``+02:00`` as UTC, ``31.01.2013``;
@@ -48,17 +48,17 @@ NUMERIC = ("number", "truth", "comma", "written")
 """Kinds whose values are numbers already."""
 
 REFUSED = {
-    "otherdate": "holds dates in several forms, or in one that is ambiguous or not "
-    "read: write them as 2013-01-31, or list the other columns in columns",
-    "thousands": "holds numbers with commas, points or blanks in them, which may be "
-    "decimal or for thousands: write plain numbers, or list the others in columns",
+    "otherdate": "holds dates in several forms, or in an ambiguous or unknown form: "
+    "write them as 2013-01-31, or list the other columns in columns",
+    "thousands": "holds numbers with commas, points or blanks, which may separate "
+    "decimals or thousands: write plain numbers, or list the other columns in columns",
 }
 """Kinds that cannot become numbers, with the reason."""
 
 YES, NO = ("yes", "y", "true", "t"), ("no", "n", "false", "f")
 
 DAY = 86_400_000_000
-"""Microseconds of a day."""
+"""Microseconds in a day."""
 
 _MONTH = r"(jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\pL*\.?"
 _OTHER_DATE = (
@@ -88,13 +88,13 @@ _NEAR = re.compile(
 )
 _SIGNS = str.maketrans("\u2010\u2011\u2012\u2013\u2212\u066b", "-----.")
 _RAISED = ("<supe", "<sub>", "<circ")
-"""Start of the Unicode decomposition of a digit that is not on the base line."""
+"""Start of the Unicode decomposition of a digit that is not on the baseline."""
 
 MOST_UNITS = 4
-"""Maximum number of different units for the texts of a column to be numbers."""
+"""Maximum number of different units in a column whose texts count as numbers."""
 
 FEWEST_NUMBERS = 10
-"""Minimum number of different numbers for texts not to be levels."""
+"""Minimum number of different numbers in a column whose texts count as numbers."""
 
 
 def kind_of_type(column: Any) -> str | None:
@@ -153,7 +153,7 @@ def codes_in(column: Any) -> bool:
 
 
 def text_buffers(texts: Any) -> tuple[Array, Array]:
-    """Return offsets, shape (n + 1,), and bytes from the first to the last of them."""
+    """Return the offsets of texts, shape (n + 1,), and the bytes between its ends."""
     _, offsets, data = texts.buffers()
     at = np.frombuffer(offsets, dtype=np.int32)[texts.offset :][: len(texts) + 1]
     at = at.astype(np.int64)
@@ -259,7 +259,7 @@ def _numbers(column: Any) -> Array | None:
         try:
             return as_float(texts.cast(pa.float64()))
         except pa.ArrowInvalid:
-            # The first value identifies most text columns, without a copy of them all.
+            # The first value identifies most text columns, without copying all values.
             first = texts.drop_null()[0].as_py().strip()
             if not (first[:1] in "+-." or first[:1].isdigit() or first[:1] in "iInN"):
                 return None
@@ -284,7 +284,7 @@ def _written(text: str) -> float:
     plain = plain.removeprefix("'")
     raised = any(unicodedata.decomposition(c)[:5] in _RAISED for c in text)
     if raised or not _WRITTEN.fullmatch(plain):  # 5\u00b2 is no 52
-        raise ValueError("a text is no number")
+        raise ValueError("a text is not a number")
     return float(re.sub("[dD]", "e", plain))
 
 
@@ -307,7 +307,7 @@ def _dates(column: Any) -> Array | None:
 
 
 def _days(column: Any) -> Array:
-    """Return dates and times as days, since 1970-01-01 where they have a date."""
+    """Return dates and times as days, since 1970-01-01 if they have a date."""
     kind = column.type
     if types.is_time(kind):
         unit = pa.time64("us")

@@ -30,7 +30,7 @@ def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
     if not text.startswith("/"):
         return _checked(_listed(text))
     if not files:
-        raise ValueError("levels may be a file in a node config only")
+        raise ValueError("levels may be a file only in a node config")
     try:
         with Path(text).open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -51,8 +51,8 @@ def _listed(text: str) -> dict[str, list[str]]:
         name, equals, listed = part.partition("=")
         if not equals or name.strip() in levels:
             raise ValueError(
-                "levels must be 'column=a|b' with ';' between columns, each once, or "
-                "the absolute path of a TOML file"
+                "levels must be 'column=a|b', with ';' between columns that are each "
+                "named once, or the absolute path of a TOML file"
             )
         levels[name.strip()] = [level.strip() for level in listed.split("|")]
     return levels
@@ -64,9 +64,9 @@ def _checked(levels: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
             isinstance(level, str) and level for level in listed
         )
         if not texts or len(set(map(normal_text, listed))) != len(listed):
-            raise ValueError(f"levels of {name!r} must be distinct texts, none empty")
+            raise ValueError(f"levels of {name!r} must be distinct, non-empty texts")
         if not 2 <= len(listed) <= MOST_LEVELS:
             raise ValueError(
-                f"levels of {name!r} must be 2 to {MOST_LEVELS}, got {len(listed)}"
+                f"{name!r} must have 2 to {MOST_LEVELS} levels, got {len(listed)}"
             )
     return {name: tuple(map(normal_text, listed)) for name, listed in levels.items()}

@@ -27,8 +27,8 @@ class ArrowRows(Rows):
     """The rows of Arrow record batches, which are read again for each pass.
 
     Memory holds one batch, and the rows taken last if they are at most 16 MiB: a small
-    coreset is read once. Rows in order need one pass over the pieces that contain them,
-    scattered rows one pass for each 16 MiB.
+    coreset is read once. Rows in order need one pass over the pieces that contain them;
+    scattered rows need one pass for each 16 MiB.
 
     pieces: functions that return an iterator over the record batches of consecutive
         rows, the same at each call. A piece without a wanted row is skipped.
@@ -36,8 +36,8 @@ class ArrowRows(Rows):
     counts: number of rows in each piece; by default a pass counts them.
 
     Raises ValueError without columns and, once a column is read (such as by a new
-    `Party`), if it does not exist, has a different type or misses a value. Raises
-    PartyError if a piece has fewer rows than before.
+    `Party`), if the column does not exist, has an unsupported type or lacks a value.
+    Raises PartyError if a piece has fewer rows than before.
 
     >>> import pyarrow as pa
     >>> batch = pa.RecordBatch.from_pydict({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]})
@@ -119,7 +119,7 @@ def _numbers(batch: Any, name: str) -> Array:
     """Return a column of a record batch."""
     place = batch.schema.get_field_index(name)
     if place < 0:
-        raise ValueError(f"the rows of this party have no column {name!r}, or two")
+        raise ValueError(f"this party's rows must have exactly one column {name!r}")
     array = batch.column(place)
     kind = array.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -132,7 +132,7 @@ def _numbers(batch: Any, name: str) -> Array:
     if array.null_count:
         raise ValueError(
             f"column {name!r} must have no missing value, {array.null_count} found in "
-            "a batch: convert the file, or fill them"
+            "a batch: convert the file, or fill the gaps"
         )
     return np.asarray(array.to_numpy(zero_copy_only=False))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 QUERY = "duckdb:"
-"""Prefix of a query in place of a file path."""
+"""Prefix of a query that takes the place of a file path."""
 
 BUNDLED = {
     "breast_cancer": "load_breast_cancer",
@@ -25,7 +25,7 @@ Impute = Literal["mean", "median", "none"]
 """Replacement for missing values; none: they are an error."""
 
 MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
-"""Texts that mark a missing value, in upper, lower or this case; so does no text."""
+"""Texts that mark a missing value, in upper, lower or this case, like an empty text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,15 @@ class PartySource:
     """Where the data of one party come from, and how they are read.
 
     On a SuperNode the fields are keys of ``--node-config``, with dashes; in a
-    simulation, the run config gives the same to all nodes.
-    :class:`vfl_flower.data.options.FileOptions` describes those that have no text here;
-    None stands for its default.
+    simulation, the run config gives all nodes the same fields.
+    :class:`vfl_flower.data.options.FileOptions` describes the fields that have no
+    description here; None stands for its default.
     """
 
     data: str
     """A bundled data set (``diabetes``), a generated one (``synthetic`` or
     ``synthetic:n=..,d=..``), a query, or the absolute path of a party file or of a
-    folder that holds one for each party, in natural order of their names."""
+    folder with one file for each party, in the natural order of the file names."""
     index: int | None = None
     """``partition-id``: the party's place in the order of the run."""
     count: int | None = None
@@ -58,22 +58,22 @@ class PartySource:
     max_levels: int | None = None
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_optional: bool = False
-    """Nobody needs the labels: the file may lack their column, like one of new rows."""
+    """Whether the file may lack the labels' column, as for new rows."""
     delimiter: str | None = None
     text_encoding: str | None = None
     """``encoding`` of a CSV."""
     header: bool = True
     consent: Path | None = None
-    """``consent``: absolute path of the file that says what may leave the party."""
+    """``consent``: absolute path of the file that states what may leave the party."""
     state_dir: Path | None = None
     """``state-dir``: absolute folder in which the party keeps its local models."""
     alignment: str | None = None
-    """``alignment``: name of the row order that the party keeps in `state_dir`; it has
-    these rows of its file, in this order."""
+    """``alignment``: name of a row order in `state_dir`; the party then has the rows of
+    this order, in this order."""
     rows: bool = False
     """Parties hold different rows of the same columns. A bundled or generated data set
-    is split by rows, party j has each ``count``-th row from row j; a missing value of a
-    file stays NaN until the run fills it with the mean over all parties."""
+    is split by rows: party j has every ``count``-th row, from row j. A missing value in
+    a file stays NaN until the run fills it with the mean over all parties."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown value of `impute`."""
@@ -99,5 +99,5 @@ class PartySource:
 
     @property
     def filled_later(self) -> bool:
-        """Whether missing values stay until the parties know the mean over all."""
+        """Whether missing values stay until the parties know the mean over them all."""
         return self.rows and self.impute == "mean"

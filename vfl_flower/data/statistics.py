@@ -1,4 +1,4 @@
-"""Statistics of a column from one pass, in memory that does not grow with the rows."""
+"""Statistics of a column from one pass, in memory that is bounded for any length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEDIANS = 16
 
 
 class Numbers:
-    """Moments, extremes and gaps of numbers that come block by block.
+    """Moments, extremes and gaps of numbers that arrive block by block.
 
     n, gaps, infinite: number of values, of missing values and of infinite values.
     mean, squares: mean of the known values, and the sum of squared distances from it.
@@ -115,7 +115,7 @@ class Numbers:
 
 
 class Column:
-    """One column during a pass: its kind, its numbers or its levels.
+    """One column during a pass: its kind, and its numbers or its levels.
 
     kind: one of :data:`~vfl_flower.data.kinds.KINDS`, or ``levels``; None if the values
         are neither numbers nor text.
@@ -218,7 +218,7 @@ class Column:
         return kinds.decoded(kinds.without_markers(block, self._markers))
 
     def numbers_of(self, block: Any) -> Array:
-        """Return a block of a column without text as numbers, NaN for gaps."""
+        """Return a block of a column that is not text as numbers, NaN for gaps."""
         if self.numbers.gaps == self.numbers.n:
             return np.full(len(block), np.nan)
         values = kinds.parse(
@@ -300,7 +300,7 @@ def survey(
 
 @np.errstate(over="ignore", invalid="ignore")
 def medians(table: Table, columns: Sequence[Column]) -> dict[str, float]:
-    """Return the medians of number columns, each of which has a value.
+    """Return the medians of number columns, each of which has at least one value.
 
     Memory is bounded: the values are partitioned in unnamed temporary files.
     """

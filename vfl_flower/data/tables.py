@@ -75,15 +75,15 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
         file_schema = pq.read_schema(path)
         if file_schema.names != schema.names:
             raise PartyError(
-                f"the Parquet files of {who} must have the same columns in one order"
+                f"Parquet files of {who} must have the same columns in the same order"
             )
         for k, (old, new) in enumerate(zip(types, file_schema.types, strict=True)):
             if pa.types.is_null(old):  # a column without a value fits any type
                 types[k] = new
             elif not (pa.types.is_null(new) or _alike(old, new)):
                 raise PartyError(
-                    f"column {schema.names[k]!r} of {who} has another type in one of "
-                    "its Parquet files than in those before"
+                    f"column {schema.names[k]!r} of {who} must have the same type in "
+                    "all Parquet files"
                 )
     type_of = dict(zip(schema.names, types, strict=True))
 
@@ -188,7 +188,7 @@ def npz_table(path: Path, source: PartySource) -> Table:
     if len(names) != X.shape[1] or len(set(names)) != len(names):
         raise PartyError(
             f"columns in {what} must be {X.shape[1]} distinct "
-            f"names, got {len(names)} with {len(set(names))} distinct"
+            f"names, got {len(names)} names, {len(set(names))} of them distinct"
         )
     arrays = {name: X[:, j] for j, name in enumerate(names)}
     # Each array gets the name that the options use.
