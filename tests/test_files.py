@@ -138,7 +138,7 @@ def test_an_npz_is_sized_before_it_is_loaded(pieces):
     tracemalloc.start()
     try:
         with pytest.raises(
-            files.UnpackedSizeError, match="must unpack to at most 100 times"
+            files.UnpackedSizeError, match=r"the limit is \d+ \(100 times"
         ):
             files.read_npz(file)
         assert tracemalloc.get_traced_memory()[1] < 2**22
@@ -149,7 +149,7 @@ def test_an_npz_is_sized_before_it_is_loaded(pieces):
 @pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_an_npz_is_packed_as_numpy_does_it(kind):
     """These unpack a whole piece at once: 100 MB from 4 kB."""
-    with pytest.raises(ValueError, match="as NumPy does"):
+    with pytest.raises(ValueError, match="deflate compression or none"):
         files.read_npz(archive([header((3,)), bytes(24)], kind))
 
 
@@ -195,14 +195,14 @@ def test_a_header_that_promises_more_than_there_is(tmp_path):
     path = tmp_path / "short.npz"
     packed = archive([header((1000,)), bytes(8)], zipfile.ZIP_STORED)
     path.write_bytes(packed.getvalue())
-    with path.open("rb") as file, pytest.raises(ValueError, match="as many bytes as"):
+    with path.open("rb") as file, pytest.raises(ValueError, match="fewer bytes than"):
         files.map_npz(file, ["X"])
 
 
 def test_what_a_file_may_grow_to():
     files.check_growth(files.SMALL + 700, 7)
     with pytest.raises(
-        files.UnpackedSizeError, match=f"7 bytes .* got {files.SMALL + 701}"
+        files.UnpackedSizeError, match=f"least {files.SMALL + 701} bytes; .* 7 b"
     ):
         files.check_growth(files.SMALL + 701, 7)
 

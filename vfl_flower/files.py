@@ -33,19 +33,19 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
 
 
 class UnpackedSizeError(ValueError):
-    """A file would be much larger in memory than on the disk."""
+    """A file would be much larger in memory than on disk."""
 
 
 def check_no_link(path: Path) -> None:
-    """Reject a symbolic link with OSError: whoever made it would choose the file."""
+    """Raise OSError for a symbolic link: its creator would choose the file."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a symbolic link, and none is followed")
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
 
 
 def make_private(path: Path) -> None:
     """Create an empty file that only the user may read, unless it exists.
 
-    Raises OSError if it cannot be opened for writing, or is a symbolic link.
+    Raises OSError if the file cannot be opened for writing or is a symbolic link.
     """
     check_no_link(path)  # for its message; O_NOFOLLOW covers a link made meanwhile
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
@@ -55,8 +55,8 @@ def check_growth(unpacked: int, size: int) -> None:
     """Raise UnpackedSizeError if a file of `size` bytes unpacks to far more bytes."""
     if unpacked > (most := MOST_GROWTH * size + SMALL):
         raise UnpackedSizeError(
-            f"it must unpack to at most {MOST_GROWTH} times its {size} bytes plus "
-            f"{SMALL}, {most} in all, got {unpacked}: write it without compression"
+            f"it unpacks to at least {unpacked} bytes; the limit is {most} "
+            f"({MOST_GROWTH} times its {size} bytes plus {SMALL}): do not compress it"
         )
 
 
@@ -65,8 +65,8 @@ def read_npz(
 ) -> Arrays:
     """Read all arrays of an NPZ file, or only the arrays in `names` that it contains.
 
-    Nothing is unpickled. Raises UnpackedSizeError if the arrays would be too large, see
-    :func:`check_growth`, and OSError or one of `DAMAGED` for a damaged file.
+    Nothing is unpickled. Raises UnpackedSizeError if the arrays would be too large (see
+    :func:`check_growth`), and OSError or one of `DAMAGED` if the file is damaged.
     """
     _check_npz(file, names, compressed)
     file.seek(0)
@@ -89,10 +89,10 @@ def map_npz(file: IO[bytes], names: Collection[str]) -> tuple[Arrays, list[mmap.
                 shape, fortran, dtype = _header(member)
                 begin = member.tell()
             if dtype.hasobject:
-                raise ValueError("the file must hold no pickled objects")
+                raise ValueError("the file must not contain pickled objects")
             with tempfile.TemporaryFile() as scratch, archive.open(entry) as member:
                 stored = entry.compress_type == zipfile.ZIP_STORED
-                # Read in either case, since the sum of its bytes is checked at its end.
+                # Read in either case, since the checksum is verified at the end.
                 while block := member.read(2**20):
                     if not stored:
                         scratch.write(block)
@@ -103,7 +103,7 @@ def map_npz(file: IO[bytes], names: Collection[str]) -> tuple[Arrays, list[mmap.
                 file.seek(entry.header_offset + 26)
                 begin += entry.header_offset + 30 + sum(unpack("<HH", file.read(4)))
             if begin + math.prod(shape) * dtype.itemsize > len(mapped):
-                raise ValueError("an array must have as many bytes as its header says")
+                raise ValueError("an array has fewer bytes than its header states")
             order: Literal["F", "C"] = "F" if fortran else "C"
             array: Array = np.ndarray(shape, dtype, mapped, begin, order=order)
             arrays[entry.filename.removesuffix(".npy")] = array
@@ -125,7 +125,7 @@ def _check_npz(
         kinds = {entry.compress_type for entry in entries}
         # NumPy writes only these methods, and zipfile unpacks only these in pieces.
         if kinds - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            raise ValueError("the file must be compressed as NumPy does it")
+            raise ValueError("the file must use deflate compression or none")
         if not compressed and kinds - {zipfile.ZIP_STORED}:
             raise ValueError("the file must not be compressed")
         # First by the sizes in the archive, since a header may have any length.
@@ -150,12 +150,12 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         case (2, 0):
             return np.lib.format.read_array_header_2_0(file)
         case version:
-            raise ValueError(f"an array must be of format 1 or 2, got {version}")
+            raise ValueError(f"an array must have format 1 or 2, got {version}")
 
 
 def _array(value: object) -> Array:
     if not isinstance(value, np.ndarray):
-        raise ValueError("the file must hold arrays alone")
+        raise ValueError("the file must contain only arrays")
     return value
 
 
@@ -165,8 +165,8 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
     A reader sees either the old file or the new file, even during the write. If two
     processes write the same file at once, one may fail. The folder must exist. A
-    `private` file is readable only by its user, and is flushed to the disk. Raises
-    OSError if the file cannot be written; after any error an old file is unchanged.
+    `private` file is readable only by its user, and is flushed to disk. Raises OSError
+    if the file cannot be written; after any error, an old file is unchanged.
     """
     for orphan in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         orphan.unlink(missing_ok=True)  # of a killed process, perhaps with secrets

@@ -1,9 +1,9 @@
 """A party's columns, which need not fit in memory.
 
-The steps of an algorithm read :class:`Rows`: blocks of consecutive rows, a few rows by
-number, and sums over all rows. :class:`ArrayRows` holds them in a NumPy array or a
-memory map, and :class:`vfl_flower.data.rows.ArrowRows` in the batches of a file. To add
-an engine, write a subclass.
+The steps of an algorithm read :class:`Rows` in blocks of consecutive rows, by row
+number, or in sums over all rows. :class:`ArrayRows` holds the rows in a NumPy array or
+a memory map; :class:`vfl_flower.data.rows.ArrowRows` reads them from the batches of a
+file. To add an engine, write a subclass of :class:`Rows`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ NO_NUMBERS = (str, bytes, date, timedelta, np.datetime64, np.timedelta64)
 Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 BLOCK_BYTES = 2**20
-"""Size of a block, which fits in a processor's second-level cache: a blocked QR is
-twice as fast as with 8 MiB, and nothing else is slower."""
+"""Size of a block. It fits in a processor's second-level cache: a blocked QR
+factorisation is twice as fast as with 8 MiB, and nothing else is slower."""
 
 WINDOW_BYTES = 2**24
-"""Bytes that :meth:`Rows.blocks` reads at a time, unless a subclass overrides it. For
-scattered rows, each window may need a pass over the data."""
+"""Bytes that :meth:`Rows.blocks` reads at a time, unless a subclass overrides that
+method. For scattered rows, each window may need a pass over the data."""
 
 
 class Rows:
     """n rows of d real, finite numbers, which can be read repeatedly.
 
-    A subclass sets `shape`, (n, d), and implements :meth:`take`; by default
-    :meth:`blocks` and :meth:`map_reduce` use it, slowly.
+    A subclass sets `shape`, (n, d), and implements :meth:`take`. The default
+    :meth:`blocks` and :meth:`map_reduce` call :meth:`take`, which is slow.
     """
 
     shape: tuple[int, int]
@@ -50,7 +50,7 @@ class Rows:
 
     @property
     def block_rows(self) -> int:
-        """Rows in 1 MiB, at least d, so that a blocked factorisation is O(n d^2)."""
+        """Rows in 1 MiB, or d if that is more: blocked factorisations are O(n d^2)."""
         columns = max(1, self.shape[1])
         return max(columns, self._block_bytes // (8 * columns))
 
@@ -65,9 +65,9 @@ class Rows:
     def blocks(self, size: int = 0, rows: Array | None = None) -> Iterator[Array]:
         """Yield the rows in order, in blocks of shape (b, d), float64, row-major.
 
-        `size` is the number of rows of each block but the last, by default
-        `block_rows`. `rows` are the numbers of the rows to use, in this order, repeats
-        allowed; default: all. Do not write to a block.
+        `size` is the number of rows of each block except the last, by default
+        `block_rows`. `rows` has the numbers of the rows to use, in this order and
+        possibly repeated; default: all rows. Do not write to a block.
         """
         size = size or self.block_rows
         m = len(self) if rows is None else len(rows)
@@ -91,10 +91,10 @@ class Rows:
         An engine overrides this method to compute `f` where the rows are. It may start
         with `zero` on several machines and `add` their totals, in row order.
 
-        f: called with a slice and a block, shape (b, d); the slice has the positions of
-            the block among all `rows`, to index arrays with a value for each row. It
-            has no side effects, and an engine can send it with the objects that it
-            refers to.
+        f: called with a slice and a block, shape (b, d). The slice gives the block's
+            positions among all `rows`, to index arrays with one value for each row. `f`
+            has no side effects, and an engine can send it together with the objects
+            that it refers to.
         add: associative, with `zero` as neutral element. It changes neither argument.
         size, rows: as for :meth:`blocks`; an engine may choose different blocks.
         """
@@ -150,7 +150,7 @@ class ArrayRows(Rows):
 
 
 def as_rows(X: Array | Rows) -> Rows:
-    """Return the rows of an array, or the rows themselves."""
+    """Return an array as rows; return rows unchanged."""
     return X if isinstance(X, Rows) else ArrayRows(X)
 
 
@@ -166,8 +166,8 @@ def check_index(first: Any, second: Any, what: str) -> None:
     pandas = hasattr(above, "equals") and hasattr(beside, "equals")
     if pandas and not above.equals(beside):
         raise ValueError(
-            f"{what} must have the index of X, in its order: align them, or give "
-            "arrays of the same rows"
+            f"{what} must have the same index as X, in the same order: align the two, "
+            "or pass arrays with the same rows"
         )
 
 
@@ -177,12 +177,12 @@ def indexed(values: Sequence[Any]) -> Any:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is a whole number, but not a truth value."""
+    """Return whether a value is an integer other than True or False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def number_array(values: Any, what: str) -> Array:
-    """Return values as an array; refuse values that NumPy would convert to numbers.
+    """Return numbers as an array; refuse other values, even if NumPy converts them.
 
     Raises ValueError if some values are masked, sparse, text, dates or integers above
     2^53, if rows differ in length, or if columns share a name.
@@ -191,19 +191,19 @@ def number_array(values: Any, what: str) -> Array:
         values = values.to_pandas()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         count = int(np.ma.getmaskarray(values).sum())
-        raise ValueError(f"{what} must have no masked value, {count} are")
+        raise ValueError(f"{what} must have no masked value, {count} found")
     if hasattr(values, "toarray"):
-        raise ValueError(f"{what} must be dense, got sparse data: give its toarray()")
+        raise ValueError(f"{what} must be dense, got sparse data: call its toarray()")
     if hasattr(values, "iloc"):
         frame = values.to_frame() if values.ndim == 1 else values
         if not frame.columns.is_unique:
-            raise ValueError(f"{what} must have columns of distinct names")
+            raise ValueError(f"{what} must have distinct column names")
         kinds = [getattr(kind, "categories", kind) for kind in frame.dtypes]
         kinds = [getattr(getattr(k, "dtype", k), "kind", "O") for k in kinds]
         typed = list(zip(frame.columns, kinds, strict=True))
         if wrong := [str(name) for name, kind in typed if kind in "OSUMmc"]:
             raise ValueError(
-                f"{what} must hold real numbers, and the dtype of {wrong[:5]} is text, "
+                f"{what} must hold real numbers, but the dtype of {wrong[:5]} is text, "
                 "dates, complex or object"
             )
         for name, kind in typed:
@@ -217,7 +217,7 @@ def number_array(values: Any, what: str) -> Array:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise ValueError(f"{what} must have rows of one length") from None
+        raise ValueError(f"{what} must have rows of equal length") from None
     kind = array.dtype.kind
     texts = kind == "O" and any(isinstance(value, NO_NUMBERS) for value in array.flat)
     if kind in "SUMmV" or texts:
@@ -235,5 +235,5 @@ def number_array(values: Any, what: str) -> Array:
 def _check_digits(whole: Array, what: str) -> None:
     if whole.size and max(-int(whole.min()), int(whole.max())) > 2**53:
         raise ValueError(
-            f"{what} must have no integer above 2^53, whose last digits are lost"
+            f"{what} must have no integer above 2^53: its last digits would be lost"
         )

@@ -10,7 +10,7 @@ C = TypeVar("C", bound=type)
 
 
 def shapes_only(cls: C) -> C:
-    """Make the ``repr`` of a dataclass or named tuple show no value of its fields.
+    """Make the ``repr`` of a dataclass or named tuple omit the values of its fields.
 
     Tracebacks, debuggers and the last line of a notebook cell show the ``repr``.
 
@@ -36,7 +36,7 @@ def shapes_only(cls: C) -> C:
 
 
 def shape_of(value: object) -> str:
-    """Return the type and size of a value; True, False and None unchanged."""
+    """Describe a value by its type and size; True, False and None by their names."""
     if value is None or isinstance(value, bool):
         return repr(value)
     kind = type(value).__name__

@@ -69,8 +69,8 @@ BAD = {
 
 SHAPES = {
     "sparse": (scipy.sparse.csr_array(X), "dense"),
-    "ragged": ([[1.0, 2.0], [3.0]], "one length"),
-    "names twice": (FRAME.set_axis(list("aabb"), axis=1), "distinct names"),
+    "ragged": ([[1.0, 2.0], [3.0]], "equal length"),
+    "names twice": (FRAME.set_axis(list("aabb"), axis=1), "distinct column names"),
 }
 
 
@@ -82,7 +82,7 @@ def test_what_is_no_matrix_or_column_of_numbers_is_refused(value, words):
         vf.Party(value)
     with pytest.raises(ValueError, match=words):
         CoresetRegressor(random_state=0).fit(value, Y)
-    if words in ("dense", "one length", "distinct names"):
+    if words in ("dense", "equal length", "distinct column names"):
         return
     labels = value.iloc[:, 0] if hasattr(value, "iloc") else value[:, 0]
     if words == "missing|NaN":
@@ -106,18 +106,18 @@ def test_a_permuted_index_is_refused():
     shuffled = FRAME.sample(frac=1, random_state=0)
     vf.Party(shuffled, y=y[shuffled.index], ids=ids[shuffled.index])
     for given in ({"y": y}, {"ids": ids}):
-        with pytest.raises(ValueError, match="must have the index of X"):
+        with pytest.raises(ValueError, match="must have the same index as X"):
             vf.Party(shuffled, **given)
     model = CoresetRegressor(random_state=0)
     halves = [shuffled[["a", "b"]], FRAME[["c", "d"]]]
     for rows in (shuffled, [shuffled[["a", "b"]], shuffled[["c", "d"]]]):
-        with pytest.raises(ValueError, match="y must have the index of X"):
+        with pytest.raises(ValueError, match="y must have the same index as X"):
             model.fit(rows, y)
-    with pytest.raises(ValueError, match="must have the index of X"):
+    with pytest.raises(ValueError, match="must have the same index as X"):
         model.fit(halves, Y)
     model = model.set_params(sampling="full", solver="central").fit(FRAME, y)
     for predict in (model.predict, model.result_.model.predict):
-        with pytest.raises(ValueError, match="must have the index of X"):
+        with pytest.raises(ValueError, match="must have the same index as X"):
             predict(halves)
 
 
@@ -141,7 +141,7 @@ def test_blocks_keep_the_names_and_the_order_of_columns():
 OTHER = {
     "columns of text": ({"columns": "abcd"}, "list of names"),
     "columns without order": ({"columns": {*"abcd"}}, "list of names"),
-    "columns twice": ({"columns": [*"aabb"]}, "distinct names"),
+    "columns twice": ({"columns": [*"aabb"]}, "distinct column names"),
     "index as text": ({"index": "1"}, "whole number"),
     "consent": ({"consent": True}, "Consent or None"),
 }
