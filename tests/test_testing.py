@@ -370,7 +370,7 @@ def test_every_check_has_a_strategy_that_fails_it():
 
 def test_parties_refuse_what_is_not_declared():
     """An error says in which check it was."""
-    with pytest.raises(PartyFailed, match="lets no rows leave it") as caught:
+    with pytest.raises(PartyFailed, match="does not allow rows") as caught:
         testing.check_strategy(Hidden(seed=1), of_rows())
     assert caught.value.__notes__[0].startswith("in check_needs: Check that")
 

@@ -121,7 +121,7 @@ def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
 
 def test_blocks_of_rows_are_added_up(monkeypatch):
     monkeypatch.setattr(sampling, "MESSAGE_NUMBERS", 40)
-    with pytest.raises(PartyFailed, match=r"lets 39 rows leave it .* asks for 40"):
+    with pytest.raises(PartyFailed, match=r"at most 39 rows to leave .* requests 40"):
         CoresetVRLR(sampling="full", solver="central").start(limited_grid(39))
 
 

@@ -67,7 +67,7 @@ def test_distances_count_as_shared_rows():
         angle_sums.distances(party, "gaussian", "binary", 2, rows)
         ask(party, rows=rows[:2])  # the same rows
     party = a_party(0, consent=limited(5))
-    with pytest.raises(PartyError, match=r"lets 5 rows leave it .* asks for 6"):
+    with pytest.raises(PartyError, match=r"at most 5 rows to leave .* requests 6"):
         angle_sums.distances(party, "gaussian", "binary", 2, rows)
 
 
@@ -127,7 +127,7 @@ def test_consent_counts_rows_once_and_those_of_a_lone_holder():
     party = a_party(0, consent=limited(3))
     ask(party, rows=(0, 1, 0))
     ask(party, rows=(1, 2))
-    message = "lets 3 rows leave it as angles in one run, this one asks for 4$"
+    message = "at most 3 rows to leave as angles in one run, but this run requests 4$"
     with pytest.raises(PartyError, match=message):
         ask(party, rows=(3,))
     with pytest.raises(PartyError, match=message):
@@ -137,7 +137,7 @@ def test_consent_counts_rows_once_and_those_of_a_lone_holder():
         fdskl_prediction.answer(party, 1, 0, request=request(3))
     assert "shared" not in party.part
     for y, holders in ((labels(), [2]), (labels() == 7.0, [0, 2])):
-        with pytest.raises(PartyError, match=r"asks for 2$"):
+        with pytest.raises(PartyError, match=r"requests 2$"):
             ask(a_party(2, y, consent=limited(0)), holders=holders)
 
 
@@ -667,7 +667,7 @@ def test_rows_whose_scores_leave_in_part_are_counted(party, step, summed):
     """A label holder that deviates could ask for its choice of rows without end."""
     party = party()
     party.consent = Consent(leaves={"predictions": Limit(run=1)}, peers=None)
-    with pytest.raises(PartyError, match="lets 1 rows leave it as predictions"):
+    with pytest.raises(PartyError, match="at most 1 rows to leave as predictions"):
         step(party, 1, 2, at=SummedRows(AT, summed))
 
 

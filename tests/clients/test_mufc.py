@@ -265,7 +265,7 @@ def test_lists_of_other_editors(north, text):
 def test_a_list_that_is_no_text(north):
     train(north)
     (north.state_dir / "forget.txt").write_bytes("käthe".encode("utf-16"))
-    assert "forget.txt must be a file of UTF-8" in refusal(forget, north)
+    assert "forget.txt must be a UTF-8 text file" in refusal(forget, north)
 
 
 def test_requests_and_states_are_no_links(north, tmp_path):
@@ -273,7 +273,7 @@ def test_requests_and_states_are_no_links(north, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("north.1\n")
     (north.state_dir / "forget.txt").symlink_to(elsewhere)
-    with pytest.raises(PartyError, match="a request a line, and no link"):
+    with pytest.raises(PartyError, match="a request on each line, not a link"):
         forget(north)
     (north.state_dir / "forget.txt").unlink()
     state = north.state_dir / f"{MODEL}.sqlite"

@@ -161,7 +161,7 @@ def test_a_party_takes_no_order_of_columns_that_it_lacks():
     party = Party(np.ones((3, 2)), columns=["a", "b"])
     wanted = declared(Party(np.ones((3, 2)), columns=["a", "c"]))["columns"]
     for order in (wanted, wanted[:1], declared(party)["columns"] * 2):
-        with pytest.raises(PartyError, match="each of the 2 columns of this party"):
+        with pytest.raises(PartyError, match="the 2 columns of this party, each"):
             arrange(party, order)
 
 
@@ -195,7 +195,7 @@ def test_rows_that_are_no_array_stand_in_the_order_already():
     party = Party(ArrayRows(np.ones((3, 2))), columns=["a", "b"])
     ours = declared(party)["columns"]
     arrange(party, ours)
-    with pytest.raises(PartyError, match="name them in this order"):
+    with pytest.raises(PartyError, match="list them in that order"):
         arrange(party, ours[::-1])
 
 

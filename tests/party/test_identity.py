@@ -110,7 +110,7 @@ def test_a_file_without_a_key_is_refused_and_stays(folder, data):
 
 def test_what_others_may_read_is_refused(folder):
     put(folder, pem_of(PRIVATE[0]), 0o640)
-    with pytest.raises(PartyError, match=r"its user alone may read .*got mode 640"):
+    with pytest.raises(PartyError, match=r"only its user may read .*got mode 640"):
         identity.load_identity(folder)
     folder.chmod(0o755)
     with pytest.raises(PartyError, match="mode 755"):
@@ -216,7 +216,7 @@ INDEX, NAME = b"\0\0\0\x010", b"\0\0\0\x01a"
 )
 def test_malformed_credentials(packed):
     assert packed != PACKED
-    with pytest.raises(ContractError, match="'credentials' must hold one of each"):
+    with pytest.raises(ContractError, match="'credentials' must hold one credential"):
         identity.parse_credentials(packed, KEYS)
 
 
@@ -252,7 +252,7 @@ def test_parties_without_an_index_stand_by_name():
         identity.check_listed(listed[::-1], *given)
 
 
-OWN = "does not stand at its place"
+OWN = "does not contain this party's own credential"
 FORGED = "signature of party 'a' does not verify"
 
 
@@ -272,18 +272,18 @@ REFUSED = {
     "key of the run": (altered(0, public_key=bytes(32)), FORGED),
     "number of parties": (altered(0, n_parties=2), FORGED),
     "signature": (altered(0, signature=LISTED[1].signature), FORGED),
-    "no identity": (altered(0, identity=NO_IDENTITY), "'a' must have a key of its own"),
+    "no identity": (altered(0, identity=NO_IDENTITY), "'a' must have a long-term key"),
     "a new name": (other(2, name="d"), "party 'd' must be pinned"),
-    "no name": (other(2, name=""), "the one at place 2 has none"),
-    "one name": (other(2, name="a"), "names must differ, two are 'a'"),
-    "own name twice": (other(2, name="b"), "names must differ, two are 'b'"),
+    "no name": (other(2, name=""), "the party at place 2 has none"),
+    "one name": (other(2, name="a"), "names must differ, got 'a' twice"),
+    "own name twice": (other(2, name="b"), "names must differ, got 'b' twice"),
     "one identity": (signed_by(0, 2), "but 'a' and 'c' have the same"),
     "own identity twice": (signed_by(1, 2), "but 'b' and 'c' have the same"),
     "one key": (other(2, public_key=OF_RUN[0]), "but 'a' and 'c' have the same"),
-    "another key": (signed_by(2, 0)[:2], "must be the one that is pinned, but it is"),
+    "another key": (signed_by(2, 0)[:2], "must be the key that is pinned, but it is"),
     "order": (other(0, index=2), "in the order of their indices, but 'b' follows 'a'"),
     "one index": (other(2, index=1), "indices, but 'c' follows 'b'"),
-    "no index": (other(0, index=-1), "all parties or none must have an index, 'a' not"),
+    "no index": (other(0, index=-1), "some parties have an index, but 'a' has none"),
 }
 
 
@@ -300,9 +300,9 @@ def test_refused(case, trust):
 
 def test_another_place_or_own_key_is_refused():
     for place in (-2, -1, 0, 2, 3):
-        with pytest.raises(PartyError, match=f"at its place {place}"):
+        with pytest.raises(PartyError, match=f"credential at place {place}"):
             check(place=place)
-    with pytest.raises(PartyError, match=f"must be that of .*{PINNED['b']}"):
+    with pytest.raises(PartyError, match=f"must be the key in its .*{PINNED['b']}"):
         check(pinned=PINNED | {"b": PINNED["a"]})
 
 
@@ -311,7 +311,7 @@ def test_trust_on_first_use():
     new = check(pinned=pinned, trust=True)
     assert new == {"c": PINNED["c"]}
     assert check(pinned=pinned, trust=True, known=new) == {}
-    with pytest.raises(PartyError, match="'c' must be the one that is trusted on firs"):
+    with pytest.raises(PartyError, match="'c' must be the key that was trusted"):
         check(pinned=pinned, trust=True, known={"c": PINNED["b"]})
     with pytest.raises(PartyError, match="'c' must be pinned"):
         check(pinned=pinned, known=new)  # without the flag only what is pinned counts
@@ -341,11 +341,11 @@ FRAME = Frame(
         ({}, {}, ""),
         ({"parties": 2}, {"two_parties": True}, ""),
         ({"private_draws": False}, {"allow_seed": True}, ""),
-        ({"parties": 2}, {}, "at least 3 parties .*, this one has 2"),
+        ({"parties": 2}, {}, "at least 3 parties .*, but this run has 2"),
         ({"parties": 3}, {"min_parties": 4}, "at least 4 parties"),
         ({"parties": 1}, {"two_parties": True}, "at least 2 parties"),
         ({"private_draws": False}, {}, "a run with a seed is refused.*allow-seed"),
-        ({"peers": KEYS}, {}, "must pass on what the parties sign"),
+        ({"peers": KEYS}, {}, "must forward the parties' signatures"),
         ({"peers": KEYS, "credentials": b"x"}, {}, "'credentials' must hold"),
     ],
 )

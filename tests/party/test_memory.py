@@ -68,7 +68,7 @@ def test_shared_rows_add_up_over_rounds_and_no_step_can_forget_them():
     party = run.enter()
     party.shared = {"rows": np.zeros(20, dtype=bool)}
     run.leave(party)
-    with pytest.raises(PartyError, match=r"lets 15 .* asks for 16"):
+    with pytest.raises(PartyError, match=r"at most 15 .* requests 16"):
         run.enter().share(np.arange(10, 16), "rows")
     assert run.memory.open(8)
     assert "shared.rows" not in run.memory._session  # a new run
@@ -101,7 +101,7 @@ def test_a_refused_message_leaves_no_trace_in_the_party():
     run = Run()
     run.leave(run.enter(sums={"total": SumRequest(3, 1.0, "ring")}))
     party, again = Party(X), replace(run.frame, round=2, previous=1)
-    with pytest.raises(PartyError, match="total 3 have been used"):
+    with pytest.raises(PartyError, match="sum 3 of total would reuse"):
         run.memory.enter(again, party)
     assert party.index is None
     assert party.n_parties == party.seed == 0
@@ -110,12 +110,12 @@ def test_a_refused_message_leaves_no_trace_in_the_party():
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"parties": 3}, "the run has 2 parties, the message says 3"),
+        ({"parties": 3}, "the run has 2 parties, but the message states 3"),
         ({"previous": 0}, "round 2 does not follow round 1"),
         ({"peers": bytes(64)}, "public keys changed"),
         ({"seed": 4}, "the seed changed"),
         ({"private_draws": True}, "the seed changed"),
-        ({"again": True, "digest": b"other"}, "round 1 is over, the last one was 1"),
+        ({"again": True, "digest": b"other"}, "round 1 is over: the last round was 1"),
     ],
 )
 def test_a_message_that_says_other_things_of_its_run(changes, rule):
@@ -139,19 +139,19 @@ def test_a_step_that_is_answered_once():
     assert repeats()  # the same message
     party = run.enter()
     assert repeats()  # with wider bounds, say
-    with pytest.raises(PartyError, match="answered once in a session, and it was"):
+    with pytest.raises(PartyError, match="may be requested only once in a session"):
         repeats(b"other inputs")
-    with pytest.raises(PartyError, match="answered once"):
+    with pytest.raises(PartyError, match="requested only once"):
         repeats(b"")  # it gives no sums
     run.step = coresets.scores
     run.leave(party)
     run.step = linear.coefficients
     party = run.enter()
-    with pytest.raises(PartyError, match="answered once"):
+    with pytest.raises(PartyError, match="requested only once"):
         repeats()
     run.memory.leave(run.frame, party, run.step, b"", REPLY)
     run.enter()
-    with pytest.raises(PartyError, match="answered once"):
+    with pytest.raises(PartyError, match="requested only once"):
         repeats(b"")  # without sums there is nothing to widen
 
 

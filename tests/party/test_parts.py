@@ -161,7 +161,7 @@ def test_a_write_that_fails_is_a_sentence(folder, file, monkeypatch, caplog):
     with pytest.raises(PartyError) as caught:
         parts.save_part(folder, parts.ModelPart(MODEL, "fdskl", {"seed": 2}))
     text = checked(caught.value, folder)
-    assert f"part of model {MODEL} cannot be written" in text
+    assert f"local model {MODEL} cannot be written" in text
     assert "No space left" in text
     assert str(file) in caplog.text
 
@@ -231,21 +231,21 @@ def test_a_folder_that_is_a_file_and_a_part_that_is_a_folder(folder, tmp_path):
 
 def test_no_part_of_that_model_says_how_many_there_are(folder, caplog):
     assert (
-        "no part of model ffffffff; models of which its state-dir has parts: 0"
+        "no local model ffffffff; number of local models in its state-dir: 0"
         in refusal(folder, "ffffffff")
     )
     parts.save_part(folder, PART)
-    assert "has parts: 1" in refusal(folder, "ffffffff")
+    assert "its state-dir: 1" in refusal(folder, "ffffffff")
     assert str(folder / "ffffffff.npz") in caplog.text
 
 
 def test_a_part_of_another_model_or_strategy_names_both(folder, file):
     (folder / "ffffffff.npz").write_bytes(file.read_bytes())
     text = refusal(folder, "ffffffff")
-    assert "part of model ffffffff" in text
+    assert "local model ffffffff" in text
     assert f"was written for model {MODEL}" in text
     text = refusal(folder, strategy="fk-kmeans")
-    assert text.endswith("must be one of strategy 'fk-kmeans', got 'fdskl'")
+    assert text.endswith("must belong to strategy 'fk-kmeans', got 'fdskl'")
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_an_npz_that_is_no_part(folder, file, arrays):
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     file.write_bytes(sealed(buffer.getvalue()[:-2] + b"\x40\0"))
-    assert "is no file of a model's part" in refusal(folder)
+    assert "is not a local model in format 1" in refusal(folder)
 
 
 # --- Links that somebody left in the folder
@@ -339,7 +339,7 @@ def test_a_part_is_sized_before_it_is_read(folder, file):
     file.write_bytes(sealed(packed))
     tracemalloc.start()
     try:
-        assert "no file of a model's part" in refusal(folder)
+        assert "not a local model in format 1" in refusal(folder)
         assert tracemalloc.get_traced_memory()[1] < 2**23
     finally:
         tracemalloc.stop()

@@ -53,7 +53,7 @@ NAN = np.array([[1.0, 2.0], [np.nan, 4.0], [5.0, -np.inf]])
         ({"X": X, "y": np.ones((3, 1))}, r"^y .* each of the 3 rows, .* \(3, 1\)"),
         ({"X": X, "y": NAN[:, 1]}, "^y of the party .* infinite value, 1 "),
         ({"X": X, "y": np.array([np.nan, np.inf, 1.0])}, "^y .* infinite value, 1 "),
-        ({"X": X, "y": np.full(3, np.nan)}, "^y .* at least one label, all are missin"),
+        ({"X": X, "y": np.full(3, np.nan)}, "^y .* at least one label, got none"),
         ({"X": X, "ids": np.arange(4)}, r"^ids of the party .* the 3 rows, .* \(4,\)"),
         (
             {"X": X, "ids": np.array([17, 4, 17])},
@@ -182,7 +182,7 @@ def test_no_stream_outside_a_run(secret):
     party = drawing(secret=secret)
     party.index = None
     for draw in (party.rng, lambda name: party.secret_bytes(name, 16)):
-        with pytest.raises(RuntimeError, match="only inside a step of a run"):
+        with pytest.raises(RuntimeError, match="must be called inside a step"):
             draw("draw")
 
 
@@ -289,7 +289,7 @@ def test_each_row_counts_once_where_there_is_a_limit():
     party.share(np.array([0, 2, 0]), "rows")
     party.share(np.array([2]), "rows")
     party.share(np.zeros(0, dtype=int), "rows")
-    with pytest.raises(PartyError, match=r"lets 2 rows leave .* asks for 3"):
+    with pytest.raises(PartyError, match=r"at most 2 rows .* requests 3"):
         party.share(np.array([1]), "rows")
     assert party.shared["rows"].tolist() == [True, False, True]  # without the refused
 
@@ -302,5 +302,5 @@ def test_a_name_that_no_report_can_show(name):
 
 @pytest.mark.parametrize("name", ["a/b", "vfl_flower.clients.fdskl.FDSKLState"])
 def test_a_name_of_states_is_new_and_has_no_slash(name):
-    with pytest.raises(ValueError, match="name must be new and have no '/'"):
+    with pytest.raises(ValueError, match="name must be unused and contain no '/'"):
         stored_as(name)

@@ -47,7 +47,7 @@ def party(tmp_path):
 
 
 def refused(party, *args, **more):
-    with pytest.raises(PartyError, match="guard refuses the rows"):
+    with pytest.raises(PartyError, match="refuses to add up the rows"):
         party.sum_over(*args, **more)
 
 
@@ -194,7 +194,7 @@ def test_the_consent_says_how_many_rows_must_differ(tmp_path, caplog):
     party.sum_over()
     with caplog.at_level(logging.ERROR):
         refused(party, EVERY[4:])
-    assert "from those of an earlier sum by 4" in caplog.text
+    assert "from an earlier sum in 4 rows" in caplog.text
     assert "'min-changed-rows = 4'" in caplog.text
     party.sum_over(EVERY[5:])
 
@@ -215,7 +215,7 @@ def test_open_three_sums_reveal_a_row(party):
 def test_equal_rows_with_one_party_more_are_refused(party, caplog):
     party.sum_over()
     refused(party, who="abcd")
-    assert "other parties ('d')" in caplog.text
+    assert "parties have changed ('d')" in caplog.text
     assert "'changed-parties = [\"d\"]'" in caplog.text
     refused(party, who="abe")
     party.sum_over(who="abcdef")  # three at once

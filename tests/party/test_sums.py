@@ -304,8 +304,8 @@ def test_a_message_brings_one_sum_and_asks_for_the_next_of_its_name(clock):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (({"size": 5}, {"size": 1}), r"parts of 'part' .* one size, got 5 and 1"),
-        (({"name": "ring"}, {"name": "circle16"}), "parts of 'part' .* of one sum"),
+        (({"size": 5}, {"size": 1}), r"parts of 'part' .* equal sizes, got 5 and 1"),
+        (({"name": "ring"}, {"name": "circle16"}), "parts of 'part' .* to one sum"),
     ],
 )
 def test_sealed_sums_are_added_unopened_if_they_fit(asked, words, clock):
@@ -337,10 +337,10 @@ def test_clips_of_a_sealed_sum_are_said(clock, caplog):
 @pytest.mark.parametrize(
     ("sums", "words"),
     [
-        ({"part": Sum(2.0**10)}, "'part' only into a sum for a party"),
-        ({"part": 2.0**10}, "'part' only into a sum for a party"),
-        ({}, "'part' only into a sum, and the server asked for none"),
-        ({"part": Sum(1.0, "plain", to=1)}, "only under masks"),
+        ({"part": Sum(2.0**10)}, "'part' only as part of a sum for a party"),
+        ({"part": 2.0**10}, "'part' only as part of a sum for a party"),
+        ({}, "'part' only as part of a sum, but the server did not"),
+        ({"part": Sum(1.0, "plain", to=1)}, "only masked addends"),
     ],
 )
 def test_a_sum_that_is_not_for_the_server(sums, words, clock):
@@ -371,7 +371,7 @@ def test_a_pad_of_another_context_opens_noise(change, clock):
 def test_a_sum_of_another_name_is_refused(other, clock):
     parties = greet()
     sealed = ask(parties, "circle32", 1).sealed["part"]
-    with pytest.raises(PartyFailed, match=f"another name was given as '{other}'"):
+    with pytest.raises(PartyFailed, match=f"'{other}' has the seal of another value"):
         parties.ask_one(1, reading, **{other: sealed})
 
 
@@ -389,7 +389,7 @@ def test_what_a_step_takes_in_the_clear_does_not_come_sealed(clock):
     sealed = ask(parties, "ring", 1).sealed["part"]
     with pytest.raises(ValueError, match="part is sealed for party 1, not 2"):
         parties.ask_one(2, reading, part=opened(sealed))  # and no round is lost
-    with pytest.raises(PartyFailed, match="plainly does not take 'part'"):
+    with pytest.raises(PartyFailed, match="plainly accepts no 'part'"):
         parties.ask_one(1, plainly, part=opened(sealed))
 
 
@@ -438,7 +438,7 @@ def test_a_structure_takes_both_of_its_values(field, clock):
 )
 def test_what_must_come_from_a_party_does_not_come_in_the_clear(step, values, clock):
     name = next(iter(values))
-    with pytest.raises(PartyFailed, match=f"'{name}.* must come from a party"):
+    with pytest.raises(PartyFailed, match=f"'{name}.* must come encrypted from a p"):
         greet().ask_one(1, step, **values)
 
 
@@ -608,7 +608,7 @@ def test_a_tree_without_a_party_has_no_masks_that_cancel(name, clock):
 
 def test_parts_of_several_sizes_do_not_travel(clock):
     parties, tree = greet(), spanning("ring", range(3), 2)
-    with pytest.raises(PartyFailed, match=r"'up_2' .* one size, got 2 and 1") as caught:
+    with pytest.raises(PartyFailed, match=r"'up_2' .* equal sizes, got 2 a") as caught:
         relay(parties, {"up_2": (Sum(2.0**10), tree)}, size=1, grow=True)
     assert (caught.value.party, caught.value.action) == ("party-1", "relaying")
 
@@ -798,7 +798,7 @@ def test_a_secret_is_no_sum_and_a_sum_is_no_secret(clock):
         hear(parties, [None, None, replace(mine, seals=(seal,))])
     parties = greet()
     mine = told(parties)[2]
-    with pytest.raises(PartyFailed, match="'key' must be of one party"):
+    with pytest.raises(PartyFailed, match="'key' must come from one party"):
         hear(parties, [None, None, mine + mine])
 
 

@@ -114,7 +114,7 @@ def start(asked, l2, residual=2.0, **values):
     )
 
 
-@refused("linear_coefficients is answered once in a session, and it was")
+@refused("linear_coefficients may be requested only once in a session")
 def test_open_coefficients_give_one_row_a_session(tmp_path):
     """Conjugate gradients take the server's residual: e_i and a large l2 give row i."""
     grid = RealParties(made(tmp_path, letting("row-sums", "totals", "coefficients")))
@@ -128,7 +128,7 @@ def test_open_coefficients_give_one_row_a_session(tmp_path):
         assert np.abs(replies[VICTIM]["coefficients"] * l2 - row).max() < 1e-9
 
 
-@refused("guard refuses the rows of the request")
+@refused("refuses to add up the rows of the request")
 def test_the_scale_of_labels_does_not_give_labels(tmp_path):
     """`start` says |t| in the clear, and the weights tell the rows in it apart."""
     asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=COINS)))
@@ -171,7 +171,7 @@ def begun(asked):
     asked.ask(kernel_kmeans.product.summing(product=100.0), **given)
 
 
-@refused("lets no row-sums leave it")
+@refused("does not allow row-sums")
 @pytest.mark.parametrize(
     ("question", "values"),
     [
@@ -262,24 +262,24 @@ def test_centroids_leave_rounded_and_in_a_sum(tmp_path):
     asked = horizontal(tmp_path, "centroids")
     sums = {"totals": COUNTS["totals"]}
     assert train(asked, sums, privacy="none", local_clusters=12) is None
-    assert "lets no rows leave it" in asked.refusal
+    assert "does not allow rows" in asked.refusal
 
 
 def test_counted_rows_of_centroids_are_those_of_the_means(tmp_path):
     """A limit of rows counts the rows that were drawn, not the rows of the means."""
     asked = horizontal(tmp_path, centroids=5)
     assert train(asked, local_clusters=5) is None
-    assert "lets 5 rows leave it as centroids" in asked.refusal
+    assert "at most 5 rows to leave as centroids" in asked.refusal
 
 
-@refused("lets no row-sums leave it")
+@refused("does not allow row-sums")
 def test_an_objective_does_not_give_rows_over_many_sessions(tmp_path):
     """Boxes and centres of the server's choice gave rows to 1e-12, in 125 sessions."""
     asked = horizontal(tmp_path, "centroids")
     assert "cost" not in committed(asked, trained(asked), 1, np.zeros((1, 2)))
 
 
-@refused("mufc_commit is answered once in a session")
+@refused("mufc_commit may be requested only once in a session")
 def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
     """The cost of `commit` is exact, and the server asks for it at any centre.
 
@@ -297,7 +297,7 @@ def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
     begun(asked)
     values = {"n_clusters": 1, "R": np.eye(8)[:, :1]}
     assert one(asked, VICTIM, kernel_kmeans_clustering.local, **values) is None
-    assert "lets no embedded-rows leave it" in asked.refusal
+    assert "does not allow embedded-rows" in asked.refusal
 
 
 # -- FDSKL -----------------------------------------------------------------------------
@@ -347,17 +347,17 @@ def test_the_party_that_gets_distances_is_the_one_named(tmp_path):
     sums = {"distances": Sum(LIMB, to=2)}
     values = {"kernel": "gaussian", "target": "binary", "holder": VICTIM, "rows": None}
     assert one(asked, VICTIM, fdskl.distances, sums, **values) is None
-    assert "lets 2 rows leave it as angles" in asked.refusal
+    assert "at most 2 rows to leave as angles" in asked.refusal
 
 
-@refused("lets 25 rows leave it as angles")
+@refused("at most 25 rows to leave as angles")
 def test_labels_of_rows_without_angles_count_too(tmp_path):
     """They were fitted to angles of other rows, and all labels followed."""
     asked = greet(RealParties(made(tmp_path, letting(angles=25), labels=COINS)))
     fitted(asked, range(25, 50), of=range(25))
 
 
-@refused("lets 25 rows leave it as angles")
+@refused("at most 25 rows to leave as angles")
 def test_an_evaluation_of_rows_without_angles_counts_too(tmp_path):
     """Their labels were compared with answers for other rows."""
     grid = RealParties(made(tmp_path, letting(angles=25), labels=COINS))

@@ -223,7 +223,7 @@ def test_other_parties_or_columns_than_in_training(tmp_path):
     wider = [Party(np.zeros((40, 3)), state_dir=new[0].state_dir), *new[1:]]
     with pytest.raises(PartyFailed, match="must have the 2 training columns"):
         predict.start(InProcessGrid(wider))
-    with pytest.raises(PartyFailed, match="no part of model"):
+    with pytest.raises(PartyFailed, match="no local model"):
         CoresetPrediction(MODEL).start(InProcessGrid(new))
 
 
@@ -325,7 +325,7 @@ def test_a_strict_party_evaluates_nothing_in_training(kinds, tmp_path):
     for member in grid._parties.values():
         member.consent, member.releases = strict, None
     if "moments" not in kinds:
-        with pytest.raises(PartyFailed, match="moments leave it"):
+        with pytest.raises(PartyFailed, match="does not allow moments"):
             asked.ask_one(2, party.errors, **sealed, unit=1.0, **ROWS)
     federation[0].consent = strict
     missing = "moments" if "predictions" in kinds else "predictions"

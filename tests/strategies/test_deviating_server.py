@@ -93,7 +93,7 @@ def test_what_is_sealed_opens_only_under_the_same_question(monkeypatch, change):
     strategy = CoresetVRLR(solver="gram", sampling="full")
     strategy.start(RealParties(columns()))
     monkeypatch.setattr(Parties, "_round_trip", tampered)
-    with pytest.raises(PartyFailed, match="or the two were asked different things"):
+    with pytest.raises(PartyFailed, match="or the parties' requests differed"):
         strategy.start(RealParties(columns()))
 
 
@@ -141,7 +141,7 @@ def test_test_losses_are_of_no_row(solver):
     few, enough = (leaves | {"predictions": Limit(run=rows)} for rows in (29, 30))
     parties[VICTIM].consent = replace(limited(20), leaves=few)
     strategy = CoresetVRLR(size=20, solver=solver, test_fraction=0.5, seed=0)
-    with pytest.raises(PartyFailed, match="lets 29 rows leave it as pred") as caught:
+    with pytest.raises(PartyFailed, match="at most 29 rows to leave as pred") as caught:
         strategy.start(RealParties(parties))
     assert caught.value.party == f"party-{VICTIM}"
     parties[VICTIM].consent = replace(limited(20), leaves=enough)
@@ -151,7 +151,7 @@ def test_test_losses_are_of_no_row(solver):
 def test_rows_of_distances_count_as_rows_that_leave():
     parties = columns()
     parties[VICTIM].consent = limited(20)
-    with pytest.raises(PartyFailed, match="consent lets 20 rows"):
+    with pytest.raises(PartyFailed, match="consent allows at most 20 rows"):
         CoresetVKMC(3, size=20, evaluate="full", seed=0).start(RealParties(parties))
 
 
@@ -190,12 +190,12 @@ def test_centres_of_clusters_are_rows():
     same = (np.abs(found[:, None] - X).max(axis=2) < 1e-12).any(axis=1)
     assert 0 < same.mean() < 0.75
     asked = asking(parties, "row-sums", "totals")
-    with pytest.raises(PartyFailed, match="lets no rows leave it"):
+    with pytest.raises(PartyFailed, match="does not allow rows"):
         centres(asked, 1, [17])
     for j, party in enumerate(parties):
         party.consent = limited(20) if j == VICTIM else ALLOW_ALL
     asked = Parties(Exchange(RealParties(parties)))
-    with pytest.raises(PartyFailed, match="lets 20 rows leave it as rows"):
+    with pytest.raises(PartyFailed, match="at most 20 rows to leave as rows"):
         centres(asked, 5)
 
 
@@ -259,5 +259,5 @@ def test_distances_are_summed_once_a_run():
     question = angle_sums.distances.summing(distances=Sum(LIMB, to=2))
     given = {"kernel": "gaussian", "target": "binary", "holder": 2}
     asked.ask(question, **given, rows=np.arange(30, dtype=np.uint32))
-    with pytest.raises(PartyFailed, match="fdskl_distances is answered once"):
+    with pytest.raises(PartyFailed, match="fdskl_distances may be requested only once"):
         asked.ask(question, **given, rows=np.arange(1, 31, dtype=np.uint32))

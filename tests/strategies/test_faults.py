@@ -152,7 +152,7 @@ def assert_late_are_refused(grid: FaultyGrid) -> None:
     """
     for late in grid.late:
         if late.metadata.message_type != "train.hello":
-            assert "is over, the last one was" in late.error.reason
+            assert "is over: the last round was" in late.error.reason
 
 
 @pytest.mark.parametrize("kind", [*FATAL, "delay"])
@@ -190,7 +190,7 @@ def test_requests_are_overtaken(clock):
     """Or the kind would show nothing."""
     grid, _ = run("paper", [Fault("overtaken", "coresets_totals", BAD)], clock)
     (late,) = grid.late
-    assert late.error.reason == "round 1 is over, the last one was 2"
+    assert late.error.reason == "round 1 is over: the last round was 2"
 
 
 @pytest.mark.parametrize(

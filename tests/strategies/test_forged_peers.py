@@ -108,7 +108,7 @@ def test_it_has_nothing_where_peers_are_pinned(honest, tmp_path, computing, n_pa
     victim = honest[VICTIM]
     victim.consent = consent(honest, two_parties=True)
     asked = greet(played(tmp_path, victim, n_parties))
-    refused(asked, computing, "key of party 'a' must be the one that is pinned")
+    refused(asked, computing, "key of party 'a' must be the key that is pinned")
 
 
 def test_pinned_peers_are_accepted(honest):
@@ -150,7 +150,7 @@ def test_a_swapped_key_is_refused_and_leaves_no_keys(honest, computing):
     refused(asked, computing, "signature of party 'a' does not verify")
     asked._last[VICTIM] = 0
     asked._peers, asked._credentials = None, None
-    refused(asked, computing, "has lost the run's keys")
+    refused(asked, computing, "and lost the run's keys")
 
 
 # -- later messages --------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_key_that_is_trusted_on_first_use_stays(honest, tmp_path, computing):
     distances(greet(honest), 20)
     computing.clear()
     honest[0] = party(tmp_path / "server", "a", 0)
-    refused(greet(honest), computing, "'a' must be the one that is trusted on first us")
+    refused(greet(honest), computing, "'a' must be the key that was trusted on f")
     assert trusted(victim) == first
 
 
@@ -205,7 +205,7 @@ def test_a_refused_message_trusts_nobody(honest):
     few = {"rows": Limit(5)}
     victim.consent = consent(honest, peers={}, trust_on_first_use=True, leaves=few)
     asked = greet(honest)
-    with pytest.raises(PartyFailed, match="consent lets 5 rows"):
+    with pytest.raises(PartyFailed, match="consent allows at most 5 rows"):
         distances(asked, 20)
     assert trusted(victim) == {}
     assert "peers" not in kept(asked)["session"]

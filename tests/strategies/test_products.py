@@ -541,8 +541,8 @@ def test_strict_parties_train_once(tmp_path, count, dealer, accepted):
     off = np.column_stack([X, np.ones(N)]) @ exact
     off -= result.model.predict(np.array_split(X, count, axis=1))
     assert np.abs(off).max() < 1e-6 * y.std()
-    said = "8 times for the life of its data, once for each column; .* would be 16"
-    with pytest.raises(PartyFailed, match=f"lets moments leave it {said}"):
+    said = r"8 releases .* of its data \(one for each column\); .* would be 16"
+    with pytest.raises(PartyFailed, match=f"at most {said}"):
         strategy.start(RealParties(federation))
 
 
@@ -577,8 +577,8 @@ def test_who_computes_is_refused_before_any_column_is_opened(tmp_path):
 @pytest.mark.parametrize(
     ("tamper", "reason"),
     [
-        (lambda sent: sent | {0: sent[1], 1: sent[0]}, "must come from that party"),
-        (lambda sent: sent | {0: BYTES}, "must come from a party, encrypted"),
+        (lambda sent: sent | {0: sent[1], 1: sent[0]}, "come from the party it names"),
+        (lambda sent: sent | {0: BYTES}, "must come encrypted from a party"),
         (lambda sent: {j: sent[j] for j in (1, 2)}, "must include the openings of all"),
     ],
     ids=["swapped", "invented by the server", "withheld"],

@@ -701,7 +701,7 @@ def wrong_triple(deal_predictions, deal, root):
     return first, shares.Dealt.of(deal, 1, second.seed, changed)
 
 
-ALONE = "'angles_3' must be for that party alone"
+ALONE = "'angles_3' must be for the party it names"
 
 
 @pytest.mark.parametrize(
@@ -709,7 +709,7 @@ ALONE = "'angles_3' must be for that party alone"
     [
         (server, "sums_of_angles", astray, ALONE),
         (server_scoring, "sums_of_angles", astray, ALONE),
-        (Parties, "_sum_request", travelling, "must be for that party alone"),
+        (Parties, "_sum_request", travelling, "must be for the party it names"),
         (server, "score_rows", twice_but_one, "errors of its predictions only once"),
         (server, "score_rows", one_repeated, "evaluated on each row only once"),
         (server, "score_rows", others_in_one_turn, "turn must be 1, got 0"),
@@ -842,7 +842,7 @@ BARE |= {"angles": None, "bits": 16}
     [
         (lambda: prepared()[0], party.open_joint, {}, "an earlier step"),
         (lambda: prepared()[0], products.multiply, {}, "an earlier step"),
-        (lone, solving.fit, {"kinds": [1] * 9}, "an earlier step of the run"),
+        (lone, solving.fit, {"kinds": [1] * 9}, "an earlier step, but"),
         (lone, ridge_scores.rows, NEW, "no model of this strategy"),
         (hiding, solving.fit, {"kinds": [1] * 9}, "must follow the step multiply"),
         (hiding, party.open_joint, {"angles": ANGLES}, "angles must be sent"),
@@ -1017,7 +1017,7 @@ def test_consent_counts_columns_and_scores(tmp_path):
     local = 55  # columns of the 360 rows to train on
     columns = local + 2 + 16 + 1  # and the training
     for limit, rule in (
-        (Limit(life=columns), f"leave it {columns} times for the life"),
+        (Limit(life=columns), f"at most {columns} releases of moments over the life"),
         # On few rows the label holder can compute columns of 0 and 1 of the others.
         (Limit(rows=361), "at least 361 rows in each Gram matrix"),
         (Limit(life=columns + 1, rows=360), ""),
@@ -1034,7 +1034,7 @@ def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_pat
     training = strategy(joint_features=16, seed=0, relevance=True)
     local = 65  # columns of the data
     columns = 2 * (local + 2 + 16) + 1
-    refused = pytest.raises(PartyFailed, match=r"'p2'.*leave it .* times for the life")
+    refused = pytest.raises(PartyFailed, match=r"'p2'.* releases of moments over the")
     for more, outcome in ((3, refused), (4, nullcontext())):
         federation = real(tmp_path / str(more), 3, allow_seed=True)
         for member, of_holder in zip(federation, (0, 0, more), strict=True):

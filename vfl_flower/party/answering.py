@@ -48,7 +48,7 @@ Load = Callable[[Context], Party]
 
 
 class Hello(Declared):
-    """Reply of ``hello``: the only facts that reach the server unasked."""
+    """Reply of ``hello``: the only facts that the server receives without asking."""
 
     name: Name
     index: Annotated[int, Ge(-1)]
@@ -79,7 +79,7 @@ def _hello(
     if lacks:
         log.error("the consent of this party lacks: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
-        raise PartyError("a missing value must be filled where parties hold columns")
+        raise PartyError("missing values must be filled when parties hold columns")
     reply: Hello = {
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
@@ -134,7 +134,7 @@ def answer(
     """Run one step for one message; return its reply, or an error without values."""
     start = time.perf_counter()
     name, state_dir = map(context.node_config.get, ("party-name", "state-dir"))
-    folder = Path(str(state_dir)) if state_dir else None  # loading may refuse, too
+    folder = Path(str(state_dir)) if state_dir else None  # loading may fail, too
     try:
         values, packed, digests = messages.unpack_whole(message.content)
         message.content.clear()  # its arrays are in `values`: tens of MB
@@ -179,7 +179,7 @@ def answer(
     except Exception:
         log.exception("step %s failed", step.action)
         code = messages.FAILED
-        reason = "the step failed unexpectedly, and the reason is in the party's log"
+        reason = "the step failed unexpectedly: see the party's log"
     if folder is not None and code != messages.DAMAGED:
         with suppress(PartyError):  # then it refuses all messages
             check_folder(folder)
@@ -216,9 +216,9 @@ def _greeted(
 def _journal(
     party: Party, context: Context, allow_plain: bool
 ) -> AbstractContextManager[Journal | None]:
-    """Return the party's journal; None without a ``state-dir``.
+    """Return the party's journal; None without a ``state-dir`` or in one process.
 
-    In a run in one process there is none either: the memory is in that process.
+    In a run in one process, the memory lasts as long as the run.
     """
     if party.state_dir is None or allow_plain:
         return nullcontext()
@@ -238,8 +238,8 @@ def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:
     pins = party.consent is not None and party.consent.peers is not None
     if pins and party.state_dir is None:
         raise PartyError(
-            "state-dir must be set: there the party notes what it has answered and "
-            "which rows have left it"
+            "state-dir must be set: the party records there which requests it has "
+            "answered and which rows have left it"
         )
     place = context.node_config.get("partition-id")
     if party.index is None and isinstance(place, int):

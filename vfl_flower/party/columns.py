@@ -1,9 +1,9 @@
-"""The columns that a party with rows declares, and their order in a run.
+"""The columns that a party declares if parties hold rows, and their order in a run.
 
-In ``hello`` the party sends a digest of each column's name, its kind, and a digest of
-the levels of text columns; it sends the names only if its consent allows it. If the
-column order differs between parties, the server sends all of them the first party's
-order.
+In ``hello`` the party sends the digest of each column's name, the column's kind, and a
+digest of the levels of text columns. It sends the names only if its consent allows
+that. If the column order differs between parties, the server sends all parties the
+first party's order.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from vfl_flower.protocol.settings import Natural
 from vfl_flower.rows import Rows
 
 ColumnKind = Literal["number", "date", "text"]
-"""Kind of a column; yes and no are numbers."""
+"""Kind of a column; a column of yes and no counts as numbers."""
 
 
 class Declared(TypedDict):
     """A party's declaration of its columns."""
 
     columns: list[Text]  # digests of the names, in file order; empty without names
-    names: list[Text]  # if the party's consent allows them to leave it; otherwise empty
+    names: list[Text]  # if the party's consent allows names to leave; otherwise empty
     kinds: list[ColumnKind]
     widths: list[Natural]  # columns of X for each: one, or one for each level of text
     levels_digest: Text  # SHA-256 of the levels of its text columns; "" without any
@@ -76,7 +76,7 @@ def _kind(entry: Mapping[str, Any]) -> ColumnKind:
 
 
 def arrange(party: Party, order: Sequence[str]) -> None:
-    """Put the columns of a party, in place, in the order of the run.
+    """Arrange a party's columns, in place, in the order of the run.
 
     Columns without names are unchanged. Raises PartyError unless `order` has exactly
     the digests of the party's column names.
@@ -87,13 +87,13 @@ def arrange(party: Party, order: Sequence[str]) -> None:
         return
     if sorted(order) != sorted(entries) or len(entries) != len(columns):
         raise PartyError(
-            f"columns must name each of the {len(columns)} columns of this party once, "
-            f"and no other, got {len(order)} names"
+            f"columns must name exactly the {len(columns)} columns of this party, each "
+            f"once, got {len(order)} names"
         )
     if isinstance(party.X, Rows):
         raise PartyError(
-            "columns of a party whose rows are no array must stand in the order of "
-            "the first party's: name them in this order"
+            "the columns of a party whose rows are not in an array must be in the "
+            "first party's order: list them in that order"
         )
     ends = pairwise(accumulate(map(_width, columns), initial=0))
     ranges = dict(zip(entries, (range(*pair) for pair in ends), strict=True))

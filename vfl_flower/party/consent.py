@@ -3,8 +3,8 @@
 Sums over three or more parties, and the few numbers that each step declares, may always
 leave a party. Every other value belongs to a kind in
 :data:`~vfl_flower.protocol.terms.KINDS`, and the party's ``consent.toml`` must name
-that kind; it may limit the number of different rows in one run, and for the life of the
-data. A kind without consent is refused before the step computes; too many rows are
+that kind; it may limit the number of different rows in one run, and over the life of
+the data. A kind without consent is refused before the step starts; too many rows are
 refused inside the step, when it calls ``party.share``.
 """
 
@@ -47,12 +47,13 @@ MOST_BYTES = 2**20  # maximum size of a ``consent.toml``, in bytes
 
 @dataclass(frozen=True)
 class Limit:
-    """How many rows of a kind may leave, or how often a kind may; None: no limit."""
+    """How many rows of a kind may leave, or how often it may leave; None: no limit."""
 
     run: Count | None = None  # in one run
-    life: Count | None = None  # in all runs, for the life of the data
+    life: Count | None = None  # in all runs, over the life of the data
     rows: Natural | None = None
-    """For `moments`: minimum rows of a Gram matrix; None: 20, and 4 for each column."""
+    """For `moments`: minimum number of rows of a Gram matrix; None: 4 for each column,
+    and at least 20."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,19 +104,22 @@ class Consent(_Rules):
     allow_seed : bool
         Whether to take part in runs whose seed the server knows.
     trust_on_first_use : bool
-        Whether to pin the key of a peer that `peers` does not list on its first run.
+        Whether to pin, on its first run, the key of a peer that `peers` does not list.
     column_names : bool
         Whether to send the server the column names, not only their digests, if parties
         hold rows.
     max_round_trips, max_bytes : int or None
-        Maximum number of messages answered in one run, and maximum bytes of replies.
+        Maximum number of messages answered in one run, and maximum size of the replies
+        in bytes.
     max_refusals : int
-        Number of refused messages, over all runs, after which the party answers none.
+        Number of refused messages, over all runs, after which the party answers no
+        message.
     min_changed_rows : int
-        Minimum number of rows in which two sums must differ, unless they are the same.
+        Minimum number of rows in which two sums must differ, unless their rows are the
+        same.
     most_row_sets : int or None
-        Maximum number of different row sets over which sums leave, for the life of the
-        data; None: a twentieth of the number of rows, and at least 30.
+        Maximum number of different row sets over which sums leave, over the life of the
+        data; None: a twentieth of the number of rows, but at least 30.
     accept_alignments : list of str or None
         Who may accept a row order, apart from the party's operator: "server".
     leaves : mapping of str to Limit
@@ -146,8 +150,8 @@ class Consent(_Rules):
     ) -> list[str]:
         """Return the lines that the consent lacks for the computing roles of a run.
 
-        `parties` is the number of parties of the run; `first` is whether the computing
-        party is the first party without labels.
+        `parties` is the number of parties of the run; `first` states whether the
+        computing party is the first party without labels.
         """
         served = computing.dealer == SERVER and parties >= LEAST_PARTIES
         lines = []
@@ -191,8 +195,8 @@ class Consent(_Rules):
         writers = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if writers or status.st_uid not in (os.geteuid(), 0):
             raise PartyError(
-                "consent must be a file of the user who runs the SuperNode, which no "
-                "other user can write (chmod 600)"
+                "the consent file must belong to the user who runs the SuperNode, and "
+                "no other user may have write access to it (chmod 600)"
             )
         return cls.parse(tables)
 
@@ -227,7 +231,7 @@ class Consent(_Rules):
                 parse_key(text)
             if given.get("two-parties") and given.get("min-parties", 0) > LEAST_PARTIES:
                 raise ContractError(
-                    "'two-parties' must be false with 'min-parties' above "
+                    "'two-parties' must be false if 'min-parties' is above "
                     f"{LEAST_PARTIES}, got {given['min-parties']}"
                 )
         plain = {key.replace("-", "_"): value for key, value in given.items()}
@@ -238,8 +242,8 @@ class Consent(_Rules):
         """Return the limit of a kind; raise PartyError if the kind may not leave."""
         if kind not in self.leaves:
             raise PartyError(
-                f"this party's consent lets no {kind} leave it ({KINDS[kind]}): add "
-                f"'{kind} = true' to [leaves] in its consent.toml, or a limit"
+                f"this party's consent does not allow {kind} ({KINDS[kind]}): add "
+                f"'{kind} = true' or a limit to [leaves] in its consent.toml"
             )
         return self.leaves[kind]
 
@@ -265,7 +269,7 @@ ALLOW_ALL = Consent(
     leaves=dict.fromkeys(get_args(Kind), Limit()),
     peers=None,
 )
-"""The consent of simulated parties, whose data nobody has to protect."""
+"""The consent of simulated parties, whose data need no protection."""
 
 
 def _limit(kind: str, value: object) -> Limit | None:
@@ -275,16 +279,16 @@ def _limit(kind: str, value: object) -> Limit | None:
     if isinstance(value, bool):
         return Limit() if value else None
     if not isinstance(value, Mapping) or not value:
-        rule = "must be true or false or a table with 'run' and 'life'"
+        rule = "must be true, false or a table with 'run' and 'life'"
         raise ContractError(f"{kind} {rule}")
     limit = restore(Limit, value, {}, f"{kind}: ")
     if limit.rows is not None and kind != "moments":
-        raise ContractError(f"{kind} must have no 'rows': 'moments' alone has them")
+        raise ContractError(f"{kind} must not have 'rows', which only 'moments' has")
     return limit
 
 
 def pack_rows(rows: Array) -> bytes:
-    """Return a mask of rows, shape (n,) of bool, packed as one bit for each row."""
+    """Return a mask of rows, bool of shape (n,), packed as one bit for each row."""
     return np.packbits(rows).tobytes()
 
 
@@ -311,7 +315,10 @@ class Releases:
     """All tags of the kinds that this message reveals."""
 
     def count(self, kind: Kind, number: int = 1) -> None:
-        """Count a kind that describes no single row; raise PartyError above a limit."""
+        """Count releases of a kind; raise PartyError above a limit.
+
+        Kinds that describe single rows are counted in :meth:`add` instead.
+        """
         limit = self.consent.limit(kind)
         if kind not in _WITHOUT_ROWS or limit.run is limit.life is None:
             return
@@ -319,15 +326,15 @@ class Releases:
         count = int(np.count_nonzero(times))  # a bit each time, as rows have
         ever = self._ever(kind, limit)
         most = len(times) if limit.run is None else min(limit.run, len(times))
-        each = ", once for each column" if kind == "moments" else ""
+        each = " (one for each column)" if kind == "moments" else ""
         for before, bound, when in (
             (count, most, "in a run"),
-            (len(ever), limit.life, "for the life of its data"),
+            (len(ever), limit.life, "over the life of its data"),
         ):
             if bound is not None and before + number > bound:
                 raise PartyError(
-                    f"this party's consent lets {kind} leave it {bound} times {when}"
-                    f"{each}; with this step it would be {before + number}"
+                    f"this party's consent allows at most {bound} releases of {kind} "
+                    f"{when}{each}; with this step there would be {before + number}"
                 )
         times[count : count + number] = True
         self.run[kind] = times
@@ -344,7 +351,7 @@ class Releases:
             return self.life(kind)
         if limit.life is not None:
             raise PartyError(
-                f"the limit of {kind} for the life of the data needs a state-dir"
+                f"the limit on {kind} over the life of the data needs a state-dir"
             )
         return np.zeros(0, dtype="<u8")
 
@@ -359,8 +366,8 @@ class Releases:
         count = np.count_nonzero(after)
         if limit.run is not None and count > limit.run:
             raise PartyError(
-                f"this party's consent lets {limit.run} rows leave it as {kind} in one "
-                f"run, this one asks for {count}"
+                f"this party's consent allows at most {limit.run} rows to leave as "
+                f"{kind} in one run, but this run requests {count}"
             )
         if limit.life is not None:
             ever, new = self._ever(kind, limit), np.flatnonzero(after & ~before)
@@ -369,8 +376,8 @@ class Releases:
                 ever = np.union1d(ever, self.tags(new))
             if len(ever) > limit.life:
                 raise PartyError(
-                    f"this party's consent lets {limit.life} rows leave it as {kind} "
-                    f"for the life of its data, with this run they were {len(ever)}"
+                    f"this party's consent allows at most {limit.life} rows to leave "
+                    f"as {kind} over the life of its data; this makes it {len(ever)}"
                 )
             self.added[kind] = ever
         self.run[kind] = after

@@ -1,9 +1,9 @@
 """A party's guards: the checks before and after each step.
 
 :func:`vfl_flower.party.answering.answer` parses the request. The lists at the end,
-:data:`BEFORE` and :data:`AFTER`, have the guards in order, and each guard's docstring
-gives its reason. If a guard raises PartyError, the request is refused and its entries
-in the journal are rolled back.
+:data:`BEFORE` and :data:`AFTER`, give the order of the guards, and each guard's
+docstring gives its reason. If a guard raises PartyError, the request is refused and its
+entries in the journal are rolled back.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def check_strategy(call: Call) -> None:
         call.uses = call.asked_by & before
         if not call.uses and call.asked_by | before:
             raise PartyError(
-                f"{call.step.action} is of another strategy or task than the steps "
-                "before it in this session"
+                f"{call.step.action} must belong to the same strategy and task as the "
+                "earlier steps of this session"
             )
     if not any(consent.takes_part(*use) for use in call.uses or {("", "")}):
         raise PartyError(
-            "this party's consent has no strategy and task that ask for "
+            "this party's consent permits no strategy and task that use "
             f"{call.step.action}"
         )
 
@@ -159,7 +159,7 @@ def check_peers(call: Call) -> None:
 
 
 def check_signatures(call: Call) -> None:
-    """Refuse a second request until all parties have signed one list of keys.
+    """Refuse a second request until all parties have signed the same list of keys.
 
     Otherwise, a server could send each party different keys. A step with an empty reply
     is exempt: it reveals nothing.
@@ -189,7 +189,7 @@ def sign_keys(call: Call) -> None:
 def refuse_plain(call: Call) -> None:
     """Refuse to send unmasked sums, except in a run in one process."""
     if call.frame.masking == "plain" and not call.allow_plain:
-        raise PartyError("this party sends its addends only under masks")
+        raise PartyError("this party sends only masked addends")
     call.party.allow_plain = call.allow_plain
 
 
@@ -206,14 +206,14 @@ def recall_part(call: Call) -> None:
     if model is not None:
         if party.state_dir is None:
             raise PartyError(
-                "this party has no state-dir, so it keeps no part of a model"
+                "this party has no local model, since its state-dir is not set"
             )
         part = load_part(party.state_dir, model, call.step.algorithm)
         settings = dict(part.settings)
         if settings.pop("encoding", None) != party.encoding:
             raise PartyError(
-                "new rows must be encoded as those of training: set task and "
-                "model-id in the run config, or load them with the encoding of the part"
+                "new rows must be encoded like the training rows: set task and "
+                "model-id in the run config, or load the rows with the model's encoding"
             )
         party.part = {**settings, **part.arrays}
 
@@ -235,9 +235,10 @@ def check_arguments(call: Call) -> None:
 
 
 def check_repetition(call: Call) -> None:
-    """Refuse to repeat a step that is answered only once, unless the request is equal.
+    """Refuse to answer a once-only step again, unless the request is the same.
 
-    It precedes the counts of released values: a repeated request is not counted again.
+    This guard precedes the counting of released values, so that a repeated request is
+    not counted again.
     """
     call.again = call.memory.repeats(call.frame, call.step, call.common)
 
@@ -264,7 +265,7 @@ def check_kinds(call: Call) -> None:
 
 
 def check_rows(call: Call) -> None:
-    """Refuse rows that differ in only a few from the rows of an earlier sum.
+    """Refuse rows if only a few of them differ from the rows of an earlier sum.
 
     The difference of two sums over such rows would reveal single rows.
     """
@@ -276,23 +277,23 @@ def check_rows(call: Call) -> None:
 
 
 def hide_sums(call: Call) -> None:
-    """Mask or encrypt values that may leave only protected, before a message exists."""
+    """Mask or encrypt the values that must not leave unprotected."""
     clipped = call.sums.hide(call.step, call.reply, call.party.sizes)
     if clipped is not None:
         call.frame_of_reply["clipped"] = clipped
 
 
 def pack_reply(call: Call) -> None:
-    """Make the message, whose digest and size the journal records."""
+    """Create the message, whose digest and size the journal records."""
     call.content = to_records(call.reply)
     call.sent = digest_of_values(call.content)
 
 
 def note_reply(call: Call) -> None:
-    """Record in the journal what leaves; refuse more than the party consents to.
+    """Record the reply in the journal; refuse a reply that exceeds the consent.
 
-    The journal acts twice: here, where it may refuse before the memory stores the
-    round, and in :func:`keep_state`.
+    The journal acts twice: here, where it may refuse the reply before the memory stores
+    the round, and in :func:`keep_state`.
     """
     if call.journal is not None:
         size = bytes_of_arrays(call.content)

@@ -61,7 +61,7 @@ def load_identity(folder: Path) -> Ed25519PrivateKey:
     check_folder(folder)
     path = folder / FILE
     what = f"{FILE} in this party's state-dir"
-    with refusing_files(f"{what} cannot be read or made", path):
+    with refusing_files(f"{what} cannot be read or created", path):
         if not os.path.lexists(path):
             _create(path)
         data = _read(path)
@@ -70,7 +70,7 @@ def load_identity(folder: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         private = None
     if not isinstance(private, Ed25519PrivateKey):
-        log.error("no Ed25519 key in PEM without a password: %s", path)
+        log.error("not an Ed25519 key in PEM form without a password: %s", path)
         raise PartyError(f"{what} must hold an Ed25519 key without a password")
     return private
 
@@ -84,7 +84,7 @@ def _create(path: Path) -> None:
     try:
         with suppress(FileExistsError):
             os.link(part, path)  # a rename would replace the key of another process
-            log.warning("a new key of this party is in %s: keep a copy of it", path)
+            log.warning("a new key of this party is in %s: make a backup of it", path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -92,11 +92,11 @@ def _create(path: Path) -> None:
 def _read(path: Path) -> bytes:
     check_no_link(path)
     mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) or mode & 0o077:  # to read a pipe would wait
-        log.error("no file of its user alone: chmod 600 %s", path)
+    if not stat.S_ISREG(mode) or mode & 0o077:  # reading a pipe would block
+        log.error("not a regular file that only its user may read: chmod 600 %s", path)
         raise PartyError(
-            f"{FILE} in this party's state-dir must be a file that its user alone may "
-            f"read (mode 600), got mode {stat.S_IMODE(mode):o}"
+            f"{FILE} in this party's state-dir must be a regular file that only its "
+            f"user may read (mode 600), got mode {stat.S_IMODE(mode):o}"
         )
     return path.read_bytes()
 
@@ -118,13 +118,13 @@ class Credential:
     signature: bytes = bytes(SIGNATURE_BYTES)  # by that key, 64 bytes
 
     def signed(self, private: Ed25519PrivateKey, session: int) -> Credential:
-        """Return this credential, signed for the run of number `session`."""
+        """Return this credential, signed for the run with number `session`."""
         identity = private.public_key().public_bytes_raw()
         signature = private.sign(self._said(session))
         return replace(self, identity=identity, signature=signature)
 
     def verify(self, session: int) -> bool:
-        """Return whether the signature is valid for the run of number `session`."""
+        """Return whether the signature is valid for the run with number `session`."""
         return _is_signed(self.identity, self.signature, self._said(session))
 
     def _said(self, session: int) -> bytes:
@@ -143,7 +143,7 @@ def _is_signed(identity: bytes, signature: bytes, text: bytes) -> bool:
 def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
     """Return the signed credential of a party; raise PartyError without a state-dir."""
     if party.state_dir is None:
-        raise PartyError("this party has no state-dir, so it cannot sign its keys")
+        raise PartyError("state-dir must be set, so that this party can sign its keys")
     index = -1 if party.index is None else party.index
     unsigned = Credential(party.name or "", index, party.n_parties, public_key)
     return unsigned.signed(load_identity(party.state_dir), session)
@@ -180,7 +180,7 @@ def parse_credentials(packed: bytes, peers: bytes) -> list[Credential]:
     except ValueError:
         whole = False
     if not whole or not all(map(_has_form, credentials)):
-        raise ContractError("'credentials' must hold one of each party")
+        raise ContractError("'credentials' must hold one credential for each party")
     return credentials
 
 
@@ -233,22 +233,22 @@ def check_listed(
     """Check the parties of a run; return names and keys trusted for the first time.
 
     The credentials and this party's `place` come from the server; `known` has the names
-    and keys in a journal, without which this party trusts nobody on first use. With
-    trust on first use the server can invent a party: only a later change of its key is
-    noticed. Raises PartyError if a party is not the expected party.
+    and keys of a journal. Without a journal, this party trusts nobody on first use.
+    With trust on first use the server can invent a party: only a later change of its
+    key is noticed. Raises PartyError if a party is not the expected party.
     """
     pinned = consent.peers or {}
     trusts = consent.trust_on_first_use and known is not None
     if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(
-            f"what this party said of itself does not stand at its place {place} among "
-            "the parties of the run"
+            "the server's list of the parties does not contain this party's own "
+            f"credential at place {place}"
         )
     text = encode_key(announced.identity)
     if pinned.get(announced.name, text) != text:
         raise PartyError(
-            f"the key pinned for this party's own name {announced.name!r} must be that "
-            f"of its state-dir, {text}"
+            f"the key pinned for this party's own name {announced.name!r} must be the "
+            f"key in its state-dir, {text}"
         )
     _check_distinct(credentials)
     _check_order(credentials)
@@ -259,12 +259,12 @@ def check_listed(
             continue
         who, text = f"party {peer.name!r}", encode_key(peer.identity)
         if peer.identity == NO_IDENTITY:
-            rule = "must have a key of its own, and for that a state-dir"
+            rule = "must have a long-term key, which needs a state-dir"
             raise PartyError(f"{who} {rule}, but it has none")
         if not peer.verify(session):
             raise PartyError(
-                f"the signature of {who} does not verify: what it signs is of another "
-                "run, or was altered"
+                f"the signature of {who} does not verify: the signed credential is "
+                "for a different run, or was altered"
             )
         if peer.name not in accepted:
             if not trusts:
@@ -272,8 +272,8 @@ def check_listed(
                 raise PartyError(f"{who} {rule}, but it is not")
             new[peer.name] = text
         elif accepted[peer.name] != text:
-            how = "pinned" if peer.name in pinned else "trusted on first use"
-            rule = f"must be the one that is {how}"
+            how = "is pinned" if peer.name in pinned else "was trusted on first use"
+            rule = f"must be the key that {how}"
             raise PartyError(f"the key of {who} {rule}, but it is {text}")
     return new
 
@@ -283,8 +283,8 @@ def _check_distinct(credentials: Sequence[Credential]) -> None:
     names = [c.name for c in credentials]
     if "" in names:
         raise PartyError(
-            "each party must have a party-name by which it can be pinned, but the one "
-            f"at place {names.index('')} has none"
+            "each party must have a party-name, under which others pin its key, but "
+            f"the party at place {names.index('')} has none"
         )
     for what in ("name", "identity", "public_key"):
         seen: dict[str | bytes, str] = {}
@@ -292,10 +292,10 @@ def _check_distinct(credentials: Sequence[Credential]) -> None:
             value = getattr(c, what)
             if value in seen and value != NO_IDENTITY:
                 if what == "name":
-                    raise PartyError(f"party names must differ, two are {c.name!r}")
+                    raise PartyError(f"party names must differ, got {c.name!r} twice")
                 raise PartyError(
-                    f"each party must have a key of its own, but {seen[value]!r} and "
-                    f"{c.name!r} have the same"
+                    f"the parties must have different keys, but {seen[value]!r} and "
+                    f"{c.name!r} have the same key"
                 )
             seen[value] = c.name
 
@@ -304,11 +304,11 @@ def _check_order(credentials: Sequence[Credential]) -> None:
     """Raise PartyError unless parties are in index order, or in name order if none."""
     named = all(c.index == -1 for c in credentials)
     if not named and (lacking := [c.name for c in credentials if c.index < 0]):
-        raise PartyError(f"all parties or none must have an index, {lacking[0]!r} not")
+        raise PartyError(f"some parties have an index, but {lacking[0]!r} has none")
     for first, second in pairwise(credentials):
         if (first.name >= second.name) if named else (first.index >= second.index):
             raise PartyError(
-                f"parties must stand in the order of their "
+                f"parties must be listed in the order of their "
                 f"{'names' if named else 'indices'}, but {second.name!r} follows "
                 f"{first.name!r}"
             )
@@ -323,22 +323,23 @@ def check_run(
 ) -> None:
     """Raise ``PartyError`` for parties or a seed that this party has not consented to.
 
-    `announced` is this party as it answered ``hello``; the first frame names the rest.
+    `announced` is this party as it answered ``hello``; the first frame names the other
+    parties.
     """
     if frame.parties < (least := consent.least_parties):
         raise PartyError(
-            f"a run must have at least {least} parties by this party's consent, this "
-            f"one has {frame.parties}"
+            f"this party's consent requires at least {least} parties in a run, but "
+            f"this run has {frame.parties}"
         )
     if not (frame.private_draws or consent.allow_seed):
         raise PartyError(
-            "a run with a seed is refused: with it the server can repeat this party's "
-            "random draws; allow-seed in the party's consent allows it"
+            "a run with a seed is refused, since the server could repeat this party's "
+            "random draws: to allow it, set 'allow-seed = true' in its consent.toml"
         )
     if consent.peers is None or frame.peers is None:  # the keys still hold
         return
     if frame.credentials is None:
-        raise PartyError("the server must pass on what the parties sign, it does not")
+        raise PartyError("the server must forward the parties' signatures, but did not")
     listed = parse_credentials(frame.credentials, frame.peers)
     said = credential_of(announced, frame.session, public_key(private_key))
     known = None if journal is None else journal.trusted

@@ -41,8 +41,8 @@ KEPT = 100  # runs that the journal keeps
 MOST_STATES = 20  # sessions whose state a party keeps, to resume them
 STATE_SECONDS = 86400.0  # after which a party discards a session: a day
 SURE_STATES, MOST_BYTES = 5, 2**30
-"""The latest `SURE_STATES` sessions keep their states whatever their size, and earlier
-sessions while the states take at most `MOST_BYTES` in total."""
+"""The latest `SURE_STATES` sessions keep their states whatever the size. Earlier
+sessions keep theirs as long as the states take at most `MOST_BYTES` in total."""
 
 _COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
 _TABLES = (
@@ -97,7 +97,7 @@ class Journal:
     round: int = 0  # the last round that was answered
     digest: bytes = b""  # of the request of that round
     reply: bytes = b""  # digest of the reply to it
-    messages: int = 0  # of the run that were answered
+    messages: int = 0  # answered in the run
     n_bytes: int = 0  # of the replies
     sessions: int = 0
     shared: dict[str, bytes] = field(default_factory=dict)
@@ -132,18 +132,19 @@ class Journal:
         refusals = self._value("SELECT value FROM counts WHERE name = 'refusals'") or 0
         if refusals >= most > 0:
             raise PartyError(
-                f"this party has refused {most} messages and answers none until its "
-                "owner raises max-refusals in its consent.toml"
+                f"this party has refused {most} messages and will answer no message "
+                "until its operator raises max-refusals in its consent.toml"
             )
 
     def greet(self, session: int, memory: Memory, goes_on: bool = False) -> bytes:
         """Start or resume a session; its counts remain valid.
 
-        If a restarted server resumes a session in a new run, the session moves there
-        with all its counts: its earlier run can no longer use it. A session in which
-        nothing was answered yet gets new keys, unless the server states that it has the
-        key of the state (`goes_on`). Returns the party's public key if the session
-        state can be opened only with the key in the next message, and otherwise b"".
+        If a restarted server resumes a session in a new run, the session moves to that
+        run with all its counts: the earlier run can no longer use it. A session in
+        which nothing was answered yet gets new keys, unless the server states that it
+        has the key of the state (`goes_on`). Returns the party's public key if the
+        session state can be opened only with the key in the next message, and otherwise
+        b"".
 
         Raises PartyError if the run has started too many sessions, since each may
         request a step that is answered only once, or if the party has discarded the
@@ -152,7 +153,7 @@ class Journal:
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:
                 raise PartyError(
-                    f"this run has started {MOST_SESSIONS} times, which is the most"
+                    f"this run has started {MOST_SESSIONS} sessions, the maximum"
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""
@@ -174,7 +175,7 @@ class Journal:
         if (known := self._value(query, session)) is None:
             return False
         if self.sessions:
-            raise PartyError("a run that continues a session must have started none")
+            raise PartyError("a run that has started a session cannot resume another")
         for table in ("sessions", "shared", "locked_states", "locked_arrays"):
             self._execute(f"UPDATE {table} SET run = ? WHERE run = ?", self._run, known)
         self._load()
@@ -193,8 +194,8 @@ class Journal:
         content = self._state("content")
         if key is None:
             raise PartyError(
-                "this party was restarted, and the message lacks the key of its state "
-                "of the session"
+                "this party was restarted, and the message lacks the key to its "
+                "session state"
             )
         vault = Vault(key, self.session)
 
@@ -210,9 +211,9 @@ class Journal:
         query = f"SELECT {column} FROM locked_states WHERE run = ?"
         if (content := self._value(query, self._run)) is None:
             raise PartyError(
-                "this party has forgotten the session, as it does after a day or when "
-                f"{MOST_STATES} others begin, {SURE_STATES} if they are large: begin a "
-                "new one"
+                "this party has discarded the session, as it does after a day or after "
+                f"{MOST_STATES} newer sessions ({SURE_STATES} if they are large): "
+                "start a new run"
             )
         return bytes(content)
 
@@ -255,7 +256,7 @@ class Journal:
         """
         if frame.round == self.round:
             if self.reply != reply:
-                raise PartyError(f"round {frame.round} has another reply than before")
+                raise PartyError(f"the reply to round {frame.round} has changed")
             return
         self.round, self.digest, self.reply = frame.round, frame.digest, reply
         self.messages, self.n_bytes = self.messages + 1, self.n_bytes + size
@@ -266,8 +267,8 @@ class Journal:
             ):
                 if most is not None and count > most:
                     raise PartyError(
-                        f"this party's consent lets it answer a run with {most} {what} "
-                        f"at most, with this one they are {count}"
+                        f"this party's consent allows at most {most} {what} in a run, "
+                        f"but with this message there are {count}"
                     )
         self.shared = {kind: pack_rows(rows) for kind, rows in party.shared.items()}
         if party.releases is not None:
@@ -299,7 +300,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
         db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
     with closing(db):
         with _named_errors(path):
-            db.execute("PRAGMA secure_delete = ON")  # a key that is forgotten is gone
+            db.execute("PRAGMA secure_delete = ON")  # overwrites deleted keys
             db.execute("BEGIN IMMEDIATE")
             for table in (*_TABLES, *row_sets.TABLES):
                 db.execute(table)

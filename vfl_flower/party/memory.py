@@ -27,33 +27,34 @@ from vfl_flower.secure_aggregation.keys import new_private_key, public_key
 from vfl_flower.typing import Array
 
 SHARED = "shared."
-"""Prefix of a kind: session key of the rows that :meth:`Party.share` counted."""
+"""Prefix of a session key, before a kind: the rows that :meth:`Party.share` counted."""
 
 ARRAYS = "arrays."
-"""Prefix of a name: record in the packed state that replaces a record of arrays."""
+"""Prefix of a record in the packed state that stands for a record of arrays."""
 
 AT_REST = "at_rest"
-"""Name of the record with the key of the state on the disk."""
+"""Name of the record with the key that encrypts the state on disk."""
 
 INPUTS = "inputs."
-"""Prefix of a round and an action: session key of the inputs of a step that seals bytes
-for other parties."""
+"""Prefix of a session key, before a round and an action: the digest of the inputs of a
+step that seals bytes for other parties."""
 
 MOST_AWAITED = 16
 """Maximum number of round trips between sealing bytes and opening them."""
 
 DONE = "done."
-"""Prefix of an action: session key of the inputs of a step answered only once."""
+"""Prefix of a session key, before an action: the digest of the inputs of a step that is
+answered only once."""
 
 
 class Memory:
     """A party's state in ``Context.state`` from one message of a run to the next.
 
     It has the run's private key and the public keys of all parties; the last round,
-    with the digests of its request and its reply; which rows were shared; and the
+    with the digests of its request and its reply; the rows that were shared; and the
     states of the steps before and after that round. A repeated request is answered from
     the state before its round, so it gets the same reply. An earlier round, or a
-    different request under the same number, is refused: its mask has been used.
+    different request with the same round number, is refused: its mask has been used.
 
     `state` is ``Context.state``, changed in place.
     """
@@ -81,7 +82,7 @@ class Memory:
 
     @property
     def state_key(self) -> bytes:
-        """Key of the session state on the disk; b"" before the first session."""
+        """Key of the session state on disk; b"" before the first session."""
         known = self._records.get(AT_REST)
         return bytes(known["key"]) if known else b""
 
@@ -165,18 +166,18 @@ class Memory:
         # Stored only in `leave`: a run that the party refuses leaves no keys behind.
         peers = bytes(known.get("peers", frame.peers or b""))
         if not peers:
-            raise PartyError("this party was greeted twice and has lost the run's keys")
+            raise PartyError("this party received hello twice and lost the run's keys")
         if frame.peers not in (None, peers):
             raise PartyError("the parties' public keys changed during the run")
         if len(peers) != KEY_BYTES * frame.parties:
             raise PartyError(
-                f"the run has {len(peers) // KEY_BYTES} parties, the message says "
-                f"{frame.parties}"
+                f"the run has {len(peers) // KEY_BYTES} parties, but the message "
+                f"states {frame.parties}"
             )
         again = frame.round == known["round"]
         if frame.round < known["round"] or (again and frame.digest != known["digest"]):
             raise PartyError(
-                f"round {frame.round} is over, the last one was {known['round']}"
+                f"round {frame.round} is over: the last round was {known['round']}"
             )
         if not again and frame.previous != known["round"]:
             raise PartyError(
@@ -188,7 +189,7 @@ class Memory:
                 raise PartyError(f"the {name} changed during the run")
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
-                raise PartyError(f"the masks of {name} {wanted.sum} have been used")
+                raise PartyError(f"sum {wanted.sum} of {name} would reuse its masks")
         party.index, party.n_parties = frame.index, frame.parties
         party.session = frame.session
         party.keys_digest = hashlib.sha256(peers).digest()
@@ -209,7 +210,7 @@ class Memory:
         return signed
 
     def lacks_signatures(self, frame: Frame) -> bool:
-        """Return whether signatures of the keys are still due, in a second message."""
+        """Return whether a message after the first must carry the keys' signatures."""
         known = self._session
         later = "peers" in known and frame.round != known["round"]
         return later and "signed" not in known
@@ -256,9 +257,9 @@ class Memory:
         """Return whether the party has answered this message before.
 
         `inputs` is the digest of the inputs of a step that returns sums; b"" for other
-        steps. Raises PartyError if the step may be answered only once in a session, and
-        was answered. Only in the next message may the server request the same sums with
-        wider bounds.
+        steps. Raises PartyError if the step may be answered only once in a session and
+        has been answered before. The server may request the same sums with wider
+        bounds, but only in the next message.
         """
         known, key = self._session, DONE + step.action
         if frame.round == known["round"]:
@@ -267,7 +268,7 @@ class Memory:
             return False
         if inputs and known["last"] == step.action and known[key] == inputs:
             return True
-        raise PartyError(f"{step.action} is answered once in a session, and it was")
+        raise PartyError(f"{step.action} may be requested only once in a session")
 
     def leave(
         self,
@@ -293,8 +294,8 @@ class Memory:
         again = frame.round == session["round"]
         if again and reply != session["reply"]:
             raise PartyError(
-                f"round {frame.round} has another reply than before: the party's "
-                "data have changed during the run"
+                f"the reply to round {frame.round} differs from the earlier reply: the "
+                "party's data have changed during the run"
             )
         content = to_records(party.remembered())
         for kind in ("arrays", "settings"):

@@ -45,7 +45,7 @@ CHECKSUM = 64
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ModelPart:
-    """One party's local model: its stored part of one trained model."""
+    """The local model that one party stores for a trained model."""
 
     model: str  # id of the model and its training run, 8 to 32 lower-case hex digits
     strategy: str  # name of the strategy that trained it
@@ -57,12 +57,12 @@ class ModelPart:
 def save_part(folder: Path, part: ModelPart) -> None:
     """Write a party's local model to ``<model>.npz``, whole or not at all.
 
-    Raises PartyError if the id is invalid or the ``state-dir`` not writable, and
+    Raises PartyError if the id is invalid or the ``state-dir`` is not writable, and
     TypeError or ValueError if JSON cannot hold the settings or an array needs pickle.
     """
     target = _path(folder, part.model)
-    write_private(target, _packed(part), f"the part of model {part.model}")
-    logger.info("part of model %s written to %s", part.model, target)
+    write_private(target, _packed(part), f"local model {part.model}")
+    logger.info("local model %s written to %s", part.model, target)
 
 
 def check_folder(folder: Path) -> None:
@@ -77,10 +77,10 @@ def check_folder(folder: Path) -> None:
         logger.error("cannot write to %s", folder)
         raise PartyError("this party's state-dir cannot be written to")
     if mode & 0o077:
-        logger.error("other users may read %s: chmod 700 closes it", folder)
+        logger.error("other users can access %s: chmod 700 prevents it", folder)
         raise PartyError(
-            "this party's state-dir must be open to its own user alone (mode 700), got "
-            f"mode {mode:o}"
+            "this party's state-dir must be accessible only to its own user (mode "
+            f"700), got mode {mode:o}"
         )
 
 
@@ -105,10 +105,10 @@ def read_private(target: Path) -> bytes:
 
 
 def in_csv(value: object) -> object:
-    """Return a value for a cell of a CSV file, so that no spreadsheet runs it.
+    """Return a value for a cell of a CSV file that no spreadsheet runs as a formula.
 
-    A text that starts like a formula gets a leading single quote, as OWASP advises; a
-    text that is a number is unchanged, and so is any other value.
+    A text that starts like a formula gets a leading single quote, as OWASP advises. A
+    text that is a plain number is unchanged, and so is any other value.
 
     >>> [in_csv(value) for value in ("r7", "-5", "=1+1", "'=1+1", -5)]
     ['r7', '-5', "'=1+1", "''=1+1", -5]
@@ -145,20 +145,20 @@ def write_predictions(
 
 
 def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPart:
-    """Read a party's local model, of the given strategy if any.
+    """Read a party's local model; if a strategy is given, it must have trained it.
 
     Raises PartyError if no model has this id, or if its file cannot be read, is
     damaged, has an unknown format, or belongs to a different model or strategy.
     """
-    path, what = _path(folder, model), f"the part of model {model} at this party"
+    path, what = _path(folder, model), f"this party's local model {model}"
     with refusing_files(f"{what} cannot be read", path):
         try:
             data = read_private(path)
         except FileNotFoundError:
             logger.error("no file %s", path)
             raise PartyError(
-                f"this party has no part of model {model}; models of which its "
-                f"state-dir has parts: {len(list_parts(folder))}"
+                f"this party has no local model {model}; number of local models in "
+                f"its state-dir: {len(list_parts(folder))}"
             ) from None
     if data[-CHECKSUM:] != _checksum(data[:-CHECKSUM]):
         logger.error("wrong checksum: %s", path)
@@ -167,16 +167,16 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
         part = _unpacked(data)
     except Exception as error:  # a right checksum proves nothing about the content
         logger.error("%s on reading %s", type(error).__name__, path)
-        reason = f"is no file of a model's part in format {FORMAT}"
+        reason = f"is not a local model in format {FORMAT}"
         raise PartyError(f"{what} {reason}") from None
     if part.model != model:
-        logger.error("part of model %s in %s", part.model, path)
+        logger.error("local model %s in %s", part.model, path)
         raise PartyError(
             f"{what} was written for model {part.model}: the file was renamed or copied"
         )
     if strategy not in (None, part.strategy):
         raise PartyError(
-            f"{what} must be one of strategy {strategy!r}, got {part.strategy!r}"
+            f"{what} must belong to strategy {strategy!r}, got {part.strategy!r}"
         )
     return part
 
@@ -199,13 +199,13 @@ def check_model(model: str) -> None:
     """Raise ``ValueError`` unless a strategy's `model_id` is a valid model id."""
     if not model:
         raise ValueError(
-            "model_id must be the id of a trained model, which its training printed "
+            "model_id must be the id of a trained model, which the training run prints "
             "and vfl-flower models lists (--set model-id=ID), got none"
         )
     if not is_model_id(model):
         raise ValueError(
-            "model_id must be 8 to 32 lower-case hexadecimal digits, as its training "
-            f"printed them (result.model.id), got {model[:40]!r}"
+            "model_id must be 8 to 32 lower-case hexadecimal digits, as printed by the "
+            f"training run (result.model.id), got {model[:40]!r}"
         )
 
 
@@ -213,7 +213,7 @@ def _path(folder: Path, model: str) -> Path:
     # The id comes from the server: it must not point outside the folder.
     if not is_model_id(model):
         raise PartyError(
-            "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
+            "a model id must be 8 to 32 lower-case hexadecimal digits, got "
             f"{str(model)[:40]!r}"
         )
     return folder / f"{model}.npz"
@@ -223,7 +223,7 @@ def _packed(part: ModelPart) -> bytes:
     """Return the bytes of the file: an npz whose archive comment is the checksum."""
     about = {"format": FORMAT, "version": __version__} | vars(part)
     about["arrays"] = list(part.arrays)
-    # Arrays are numbered in the archive, which confuses some names ("file", "a.npy").
+    # Arrays are numbered in the archive, since NumPy misreads some names ("file").
     arrays: Arrays = {"about": np.array(json.dumps(about))}
     for k, (name, array) in enumerate(part.arrays.items()):
         if np.asarray(array).dtype.hasobject:
@@ -244,7 +244,7 @@ def _unpacked(data: bytes) -> ModelPart:
     part = ModelPart(about["model"], about["strategy"], about["settings"], arrays)
     typed = isinstance(part.strategy, str) and isinstance(part.settings, dict)
     if about["format"] != FORMAT or not typed:
-        raise TypeError("the file is of another format, or has other types")
+        raise TypeError("the file has an unknown format or unexpected types")
     return part
 
 

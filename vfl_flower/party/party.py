@@ -27,7 +27,7 @@ from vfl_flower.typing import Array
 S = TypeVar("S")
 
 MOST_NUMBERS = 2**22
-"""Numbers that a message may make of any party's rows; see :meth:`Party.afford`."""
+"""Numbers that a message may request of a party of any size; see `Party.afford`."""
 
 
 @shapes_only
@@ -43,7 +43,7 @@ class Predictions:
 
 
 class RowSets(Protocol):
-    """The party's guard, which checks each set of rows that it adds up for others."""
+    """The guard that checks each set of rows that the party adds up for others."""
 
     def check(
         self, rows: Array | None, weights: Array | None, *, by_choice: bool
@@ -68,13 +68,13 @@ class Party:
     Parameters
     ----------
     X : Array or Rows, shape (n, d)
-        The party's columns; row i is the same entity at every party. Real, finite.
-        Rows need not lie in memory.
+        The party's columns, real and finite; row i is the same entity at every party.
+        The rows need not be in memory.
     y : Array, shape (n,), optional
         Labels, at the label holders only. Real and finite, or NaN for rows whose label
         this party does not know.
     ids : Array, shape (n,), optional
-        Identifiers of the rows, distinct. Parties compare a digest of them.
+        Distinct identifiers of the rows. Parties compare a digest of them.
     name : str, optional
         Name of this party in reports and errors; default ``party-<index>``.
     columns : sequence of str, optional
@@ -87,8 +87,8 @@ class Party:
         Folder, private to the party, that holds its local models; without it they are
         lost when the run ends.
     consent : Consent, optional
-        The values that may leave the party other than in sums over three or more
-        parties; default: none, or any in a run in one process.
+        The values that may leave the party besides sums over three or more parties;
+        default: none, or all in a run in one process.
     checked : bool
         Whether to skip the checks, as the loader does for data from its cache.
 
@@ -99,8 +99,8 @@ class Party:
     session : int
         Number of the run.
     names : sequence of str
-        Names of the parties in their order, as the parties have signed them; empty if
-        they sign nothing.
+        Names of the parties in the order of the run, as the parties have signed them;
+        empty if the parties sign nothing.
     run_secret : bytes
         Random bytes from which this party derives keys in this run, independent of the
         seed and unchanged if a step is repeated. Values that leave the party may depend
@@ -111,14 +111,14 @@ class Party:
     predictions : Predictions or None
         If a step assigns predictions, they are written to a file in `state_dir`.
     cache : dict
-        Results that a step leaves for later steps in the same process, which compute
-        them again if they are missing.
+        Results that a step stores for later steps in the same process; later steps
+        compute them again if they are missing.
 
     Raises
     ------
     ValueError
-        `X` is not a non-empty real matrix, a value is missing, masked or infinite, `y`
-        or `ids` differs from `X` in length or pandas index, or an id is missing or
+        `X` is not a non-empty real matrix; a value is missing, masked or infinite; `y`
+        or `ids` differs from `X` in length or pandas index; or an id is missing or
         repeated.
 
     Examples
@@ -149,7 +149,7 @@ class Party:
     """Digest of all parties' public keys, which are new in each session."""
     names: Sequence[str] = field(default=(), init=False)
     agree: Callable[[int], bytes] | None = field(default=None, init=False)
-    """From a party's index to 32 bytes that only these two parties know in this run."""
+    """Maps a peer's index to 32 bytes that only it and this party know in this run."""
     allow_plain: bool = field(default=False, init=False)
     """Whether the party takes part in protocols that do not protect it."""
     encoding: dict[str, Any] | None = field(default=None, init=False)
@@ -173,7 +173,7 @@ class Party:
     _stored: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def __post_init__(self, checked: bool) -> None:
-        """Check the data once, when the party is made."""
+        """Check the data once, when the party is created."""
         if not checked:
             self._check()
         if self.state_dir is not None:
@@ -197,7 +197,7 @@ class Party:
             )
         who = f"party {self.name!r}" if self.name else "the party"
         if self.index is not None and not (is_whole(self.index) and self.index >= 0):
-            raise ValueError(f"index of {who} must be a whole number from 0")
+            raise ValueError(f"index of {who} must be a whole number, 0 or more")
         if self.consent is not None and not isinstance(self.consent, Consent):
             raise ValueError(f"consent of {who} must be a Consent or None")
         for name in ("X", "y", "ids"):  # of Arrow or Polars
@@ -314,8 +314,8 @@ class Party:
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
         """Check before a step runs that a kind it reveals may leave, and count it.
 
-        With `again` it was counted before. Raises PartyError if the consent does not
-        allow this kind to leave, or not this often.
+        With `again`, the kind was counted before. Raises PartyError if the consent does
+        not allow this kind to leave, or to leave this often.
         """
         if (counter := self._counter()) is None:
             return
@@ -346,18 +346,18 @@ class Party:
 
         rows: row numbers, shape (m,), possibly repeated; default: all of the session.
         weights: weights of these rows, shape (m,); default: 1.
-        by_choice: whether the party itself has removed or added rows: the set is
+        by_choice: whether the party itself has removed or added rows; the set is then
             recorded, and may differ from an earlier set by only a few rows.
 
-        Raises PartyError, with details in the log, if there are too few rows, if they
-        differ from the rows of an earlier sum in too few, or if the parties changed.
+        Raises PartyError, with details in the log, if there are too few rows, if too
+        few of them differ from the rows of an earlier sum, or if the parties changed.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)
             self.row_sets.check(chosen, weights, by_choice=by_choice)
 
     def tags(self, rows: Array, key: bytes) -> Array:
-        """Return the sorted tags (uint64) that identify rows for the life of the data.
+        """Return the sorted tags (uint64) that identify rows over the life of the data.
 
         They are hashes of ids under `key`, known only to the party. Raises PartyError
         if the rows have no ids.
@@ -365,40 +365,40 @@ class Party:
         ids = self.read_ids()
         if ids is None:
             raise PartyError(
-                "a limit for the life of the data needs the ids of this party's rows "
-                "(id-column), by which they are known in a later run"
+                "a limit over the life of the data needs ids (id-column), which "
+                "identify this party's rows in later runs"
             )
         texts = (str(ids[row]).encode() for row in rows.tolist())
         hashes = [hashlib.blake2b(t, digest_size=8, key=key).digest() for t in texts]
         return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
 
     def afford(self, name: str, rows: int, width: int) -> None:
-        """Refuse disproportionate work: repeated rows cost their sender little.
+        """Refuse disproportionate work: it costs a sender little to repeat rows.
 
-        `name` is the argument with the rows, each of which makes `width` numbers.
+        `name` is the argument that holds the rows; each row takes `width` numbers.
         Raises PartyError if `rows` is more than twice the number of the party's rows,
         and `rows` times `width` is above `MOST_NUMBERS`.
         """
         most = max(2 * self.n_rows, MOST_NUMBERS // max(width, 1))
         if rows > most:
             raise PartyError(
-                f"{name} must be at most {most} rows, twice those of this party or "
-                f"2^22 numbers in all, got {rows} of {width} numbers each"
+                f"{name} must have at most {most} rows (twice this party's rows, or "
+                f"2^22 numbers if that is more), got {rows} rows of {width} numbers"
             )
 
     def remember(self, state: object) -> None:
         """Store a state for later steps; it replaces an earlier state of its class.
 
-        It should be small, since each message carries it between processes. Raises
-        TypeError if its class is not declared with :func:`stored_as`, or has a field
-        that no message can carry.
+        The state should be small, since each message carries it between processes.
+        Raises TypeError if its class is not declared with :func:`stored_as`, or has a
+        field that no message can carry.
         """
         name = _name_of(type(state))
         fields_of(type(state))
         self._states[name] = state
 
     def recall(self, kind: type[S], first: S | None = None) -> S:
-        """Return the state that an earlier step stored; changes in place are stored.
+        """Return the state that an earlier step stored; in-place changes are stored.
 
         Raises PartyError if no step has stored an instance of `kind`, unless `first` is
         given: then `first` is stored.
@@ -412,8 +412,8 @@ class Party:
                 self._states[name] = first
             else:
                 raise PartyError(
-                    "the step needs what an earlier step of the run keeps, and that "
-                    "step was not asked"
+                    "this step needs the state of an earlier step, but the server has "
+                    "not requested that step"
                 )
         state: S = self._states[name]
         return state
@@ -445,10 +445,10 @@ class Party:
         """Return the random generator of one named stream of this party in this run.
 
         It depends only on (seed, party, stream), or on a key of the stream if the run
-        has no seed: a repeated step draws the same numbers.
+        has no seed, so a repeated step draws the same numbers.
         """
         if self.index is None:
-            raise RuntimeError("a party has a generator only inside a step of a run")
+            raise RuntimeError("rng must be called inside a step of a run")
         entropy = [self.seed, self.index, zlib.crc32(stream.encode())]
         if self.private_draws:
             parts = [labels.RANDOM_STREAM, stream.encode()]
@@ -456,7 +456,7 @@ class Party:
         return np.random.default_rng(np.random.SeedSequence(entropy))
 
     def secret_bytes(self, stream: str, size: int) -> bytes:
-        """Return secret bytes of one named stream, the same each time.
+        """Return secret bytes from one named stream, the same at each call.
 
         If the run has no seed, they come from a cipher, and the draws of :meth:`rng` do
         not reveal them.
@@ -479,7 +479,7 @@ def stored_as(name: str) -> Callable[[type[S]], type[S]]:
     Raises ValueError for a name with "/", or for the name of a different class.
     """
     if "/" in name or name in _NAMES.values():
-        raise ValueError(f"name must be new and have no '/', got {name!r}")
+        raise ValueError(f"name must be unused and contain no '/', got {name!r}")
 
     def declare(cls: type[S]) -> type[S]:
         _NAMES[cls] = name
@@ -490,7 +490,7 @@ def stored_as(name: str) -> Callable[[type[S]], type[S]]:
 
 def _name_of(kind: type) -> str:
     if kind not in _NAMES:
-        raise TypeError(f"the class of a state must be stored_as a name, got {kind}")
+        raise TypeError(f"a state's class must be declared with stored_as, got {kind}")
     return _NAMES[kind]
 
 
@@ -521,7 +521,7 @@ def _check_finite(rows: Rows, what: str) -> None:
 def _check_labels(y: Array, what: str) -> None:
     if y.dtype.kind == "f":
         if np.isnan(y).all():
-            raise ValueError(f"{what} must have at least one label, all are missing")
+            raise ValueError(f"{what} must have at least one label, got none")
         y = y[~np.isnan(y)]
     _check_real(y, what)
 

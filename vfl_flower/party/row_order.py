@@ -31,8 +31,8 @@ FORMAT = 1
 
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of an order, and so of its files
 NAME_RULE = (
-    "alignment must be 1 to 64 letters, digits, '.', '_' or '-', and begin with a "
-    "letter or a digit"
+    "alignment must be 1 to 64 letters, digits, '.', '_' or '-', and must begin with "
+    "a letter or a digit"
 )
 
 DIGEST_BYTES = 16
@@ -40,7 +40,7 @@ DIGEST_BYTES = 16
 are equal with probability 10^-21."""
 
 DISTINCT = (
-    "ids must be distinct after Unicode's form NFKC and without white space at their "
+    "ids must be distinct in Unicode normal form NFKC, ignoring white space at their "
     "ends"
 )
 
@@ -52,12 +52,12 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     """Return ids in UTF-8, in the normal form that all parties use.
 
     1. An integer becomes its decimal digits: 7 equals the text "7".
-    2. A text is put in the Unicode form NFKC, without surrounding white space.
+    2. Text is put in Unicode normal form NFKC and stripped of surrounding white space.
     3. Nothing else is changed: "A7" and "a7", "7" and "007", "7" and "7.0" differ.
 
     Raises PartyError if there are no ids, an id is neither an integer nor text, is
     empty or missing (like "nan" and "NA"), or is repeated. The error gives the number
-    of such ids, and names no id.
+    of such ids, but names no id.
     """
     if ids is None:
         raise PartyError(
@@ -118,8 +118,8 @@ class RowOrder:
         rows: Array = order[np.minimum(places, len(held) - 1)]
         if missing := np.count_nonzero(held[rows] != wanted):
             raise PartyError(
-                f"the data must hold all {len(wanted)} ids of alignment {self.name!r}, "
-                f"{missing} are missing: align the parties again"
+                f"{missing} of the {len(wanted)} ids of alignment {self.name!r} are "
+                "missing from the data: align the parties again"
             )
         return rows
 
@@ -141,8 +141,8 @@ def save_order(folder: Path, order: RowOrder, accepted: bool = False) -> None:
     if target.exists():
         if read_order(folder, order.name).key != order.key:  # not a repeated request
             raise PartyError(
-                f"alignment {order.name!r} exists at this party and is never replaced: "
-                "choose another name"
+                f"alignment {order.name!r} already exists at this party and cannot be "
+                "replaced: choose a new name"
             )
     else:
         about = {"format": FORMAT, "name": order.name, "tag": order.tag}
@@ -197,15 +197,15 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
 def read_order(folder: Path | None, name: str) -> RowOrder:
     """Read an order; raise PartyError if there is none, or if its file is damaged."""
     if folder is None:
-        raise PartyError("alignment needs a state-dir, in which the order is kept")
+        raise PartyError("alignment needs a state-dir, which stores the order")
     what, path = f"alignment {name!r} of this party", _path(folder, name)
     with refusing_files(f"{what} cannot be read", path):
         try:
             data = read_private(path)
         except FileNotFoundError:
             raise PartyError(
-                f"this party's state-dir has no alignment {name!r}: name another one, "
-                "or run the strategy align with this name first"
+                f"this party's state-dir has no alignment {name!r}: name an existing "
+                "one, or run the strategy align with this name first"
             ) from None
     try:
         stored = read_npz(io.BytesIO(data), compressed=False)
@@ -218,7 +218,7 @@ def read_order(folder: Path | None, name: str) -> RowOrder:
         log.error("%s on reading %s", type(error).__name__, path)
         fits = False
     if not fits:
-        raise PartyError(f"{what} is damaged, renamed, or of another version")
+        raise PartyError(f"{what} is damaged or renamed, or has an unknown format")
     return order
 
 

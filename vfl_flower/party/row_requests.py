@@ -1,8 +1,8 @@
 """A party's requests to its models: rows to forget, rows to add, models to leave.
 
-Each kind of request is a file in the party's ``state-dir``, with one request on each
-line. No message can write it: the server decides when rows are added or forgotten, and
-the party decides which rows.
+Each kind of request has a file in the party's ``state-dir``, with one request on each
+line. No message can write this file: the server decides when rows are added or
+forgotten, and the party decides which rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vfl_flower.protocol.normal import is_broken
 from vfl_flower.typing import Array
 
 FORGET, ADD, LEAVE = "forget.txt", "add.txt", "leave.txt"
-"""Files with the ids of rows to forget, of rows to add, and ids of models."""
+"""Files with the ids of rows to forget, of rows to add, and of models to leave."""
 
 
 def request_changes(
@@ -89,12 +89,12 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
     values = list(requests)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | Integral):
-            rule = "texts or whole numbers, and is no mask"
-            raise ValueError(f"{name} must hold {rule}: got {type(value).__name__}")
+            rule = "ids, as texts or whole numbers"
+            raise ValueError(f"{name} must hold {rule}, got {type(value).__name__}")
     lines = [str(value) for value in values]
     for line in lines:
         if line.strip().splitlines() != [line] or "\0" in line or is_broken(line):
-            rule = "texts of one line in UTF-8, with no space at an end"
+            rule = "single lines of UTF-8 text without spaces at the ends"
             raise ValueError(f"{name} must hold {rule}")
     return lines
 
@@ -107,7 +107,7 @@ def read_requests(folder: Path | None, name: str) -> dict[int, str]:
     try:
         text = read_private(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
-        rule = "must be a file of UTF-8 text, a request a line, and no link"
+        rule = "must be a UTF-8 text file with a request on each line, not a link"
         raise PartyError(f"{name} {rule}") from None
     lines = enumerate(text.splitlines(), start=1)
     return {number: line.strip() for number, line in lines if line.strip()}

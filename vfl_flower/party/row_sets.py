@@ -50,7 +50,8 @@ FEW_SETS = 30  # maximum number of row sets if a twentieth of the rows is less
 
 WEIGHTED = 2
 """In sets with weights, a row with 1 / k of the sum of squares counts as one of 2 k
-rows: a row with a tenth as one of 20, as in a coreset of a hundred rows."""
+rows: a row with a tenth of it counts as one of 20, as in a coreset of a hundred rows.
+"""
 
 MOST_ORDERS = 8  # row orders whose row numbers the journal stores
 
@@ -70,10 +71,10 @@ sets; and the inode of the journal in which they were written."""
 
 
 def _refusal(reason: str, *values: object) -> PartyError:
-    """Log why a request is refused; return the error, which names no reason."""
+    """Log why a request is refused; return the error, which does not state why."""
     log.error(f"a request is refused: {reason}", *values)
     return PartyError(
-        "this party's guard refuses the rows of the request, and its log says why"
+        "this party refuses to add up the rows of the request: see the party's log"
     )
 
 
@@ -106,7 +107,7 @@ class RowSet:
 
     @cached_property
     def bits(self) -> bytes:
-        """The mask, a bit each."""
+        """The mask, packed as one bit for each row."""
         return np.packbits(self.mask, bitorder="little").tobytes()
 
     @cached_property
@@ -132,7 +133,7 @@ class RowSet:
 
     @property
     def size(self) -> float:
-        """Number of rows; if weighted, a row with a tenth of the squares is 1 of 20."""
+        """Number of rows; a weighted row with a tenth of the squares is one of 20."""
         return self.squares * (1 if self.weights is None else WEIGHTED)
 
     @property
@@ -143,8 +144,9 @@ class RowSet:
     def apart(self, other: RowSet) -> float:
         """Return the number of rows in which two sets differ.
 
-        For sets with weights, it depends on the largest share of one row in the
-        difference of the two sums at any scales: a tenth counts as 20 rows.
+        For sets with weights, this number follows from the largest share that one row
+        has in the difference of the two sums at any scales: a share of a tenth counts
+        as 20 rows.
         """
         if self.weights is None and other.weights is None:
             first, second = (int.from_bytes(s.bits, "little") for s in (self, other))
@@ -160,7 +162,7 @@ class RowSet:
 
 
 class RowSets:
-    """The row sets that a party has summed, recorded in its journal at `path`.
+    """The row sets that a party has added up, recorded in its journal at `path`.
 
     `db` is in the transaction of a message, and `key` is the key of the row tags.
     """
@@ -213,7 +215,7 @@ class RowSets:
         if not self._by_place:
             ids = self._party.read_ids()
             if ids is None:
-                raise PartyError("rows that have a digest of their ids must have ids")
+                raise PartyError("the ids of this party's rows cannot be read")
             drawn = stream(self._key, [labels.ROW_TAGS])(16 * MOST_OF_ID)
             tags = text_tags(ids, np.frombuffer(drawn, "<u8").reshape(2, -1))
             stored = first_value(self._db, "SELECT tags FROM row_tags")
@@ -247,8 +249,8 @@ class RowSets:
     def _check_size(self, rows_of_sum: RowSet) -> None:
         if rows_of_sum.size < LEAST_ROWS:
             raise _refusal(
-                "it is for a sum over %.0f rows, or one row has the weight that it had "
-                "among so few, and a sum must be over %d or more",
+                "the sum is over %.0f rows (or one row weighs as much as in a sum over "
+                "so few rows), but a sum needs at least %d rows",
                 *(rows_of_sum.size, LEAST_ROWS),
             )
 
@@ -259,9 +261,9 @@ class RowSets:
             most = max(FEW_SETS, self._party.n_rows // LEAST_ROWS)
         if (count := count_sets(self._db)) >= most:
             raise _refusal(
-                "it is for a sum over a new set of rows, after sums over %d others, "
-                "and sums over as many sets as there are rows could be solved for the "
-                "rows: permit more by 'most-row-sets = %d' in your consent.toml",
+                "the sum is over a new set of rows, after sums over %d other sets, and "
+                "sums over as many sets as there are rows would reveal the rows: to "
+                "permit more, set 'most-row-sets = %d' in your consent.toml",
                 *(count, 2 * most),
             )
 
@@ -289,10 +291,10 @@ class RowSets:
             apart = rows_of_sum.apart(RowSet.unpacked(*packed))
             if not apart >= least:
                 raise _refusal(
-                    "its rows differ from those of an earlier sum by %.0f, by weight, "
-                    "and must differ by %d or not at all, since the difference of the "
-                    "two sums would reveal the sum of those few. If your data or an "
-                    "alignment have changed, wait for more changes, or permit this by "
+                    "the sum differs from an earlier sum in %.0f rows (by weight), but "
+                    "must differ in at least %d rows or in none, since the difference "
+                    "of the two sums would reveal the sum of these few rows. If your "
+                    "data or an alignment have changed, wait for more changes, or set "
                     "'min-changed-rows = %d' in your consent.toml",
                     *(apart, least, max(1, int(apart))),
                 )
@@ -310,10 +312,10 @@ class RowSets:
             changes = sorted(name for name in changed if not accepts(name))
             if changes and len(changed) < self._consent.least_parties:
                 raise _refusal(
-                    "it is for a sum over the rows of an earlier one, but with other "
-                    "parties (%s), and the difference of the two sums would reveal "
-                    "what these add; permit it by 'changed-parties = %s' in your "
-                    "consent.toml",
+                    "the sum is over the rows of an earlier sum, but the parties have "
+                    "changed (%s), and the difference of the two sums would reveal "
+                    "their contributions: to permit this, set 'changed-parties = %s' "
+                    "in your consent.toml",
                     *(", ".join(map(repr, changes)), json.dumps(changes)),
                 )
         update = "UPDATE row_sets SET parties = ? WHERE id = ?"
@@ -342,14 +344,14 @@ def check_journal(db: sqlite3.Connection, path: Path) -> None:
     expected = int(anchor.read_text()) if anchor.exists() else 0
     if count_sets(db) < expected or known not in (None, inode):
         log.error(
-            "the journal %s was lost or restored from a backup, so this party does not "
-            "know all rows over which sums have left it: bring back the newest "
-            "journal, or use this one by 'vfl-flower journal FOLDER --confirm'",
+            "the journal %s was lost or restored from a backup, so it may lack row "
+            "sets whose sums have left this party: restore the newest journal, or "
+            "accept this one with 'vfl-flower journal FOLDER --confirm'",
             path,
         )
         raise PartyError(
-            "this party's journal was lost or restored from a backup: it answers again "
-            "when its operator has confirmed the journal"
+            "this party's journal was lost or restored from a backup: its operator "
+            "must confirm the journal before this party answers again"
         )
     if known is None:
         db.execute("INSERT INTO row_journal VALUES (?)", (inode,))

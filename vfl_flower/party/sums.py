@@ -23,7 +23,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CLIPPED = "the number of clipped values"
-"""Context of the mask of this number; no array can have this name."""
+"""Context of the mask that hides this number; no array can have this name."""
 
 
 @shapes_only
@@ -31,9 +31,9 @@ CLIPPED = "the number of clipped values"
 class PartySums:
     """The sums of one message, at one party.
 
-    Each addend goes to the server, where the masks cancel; ``to`` a party, the only one
-    that can remove the pad; or by ``relay``, encrypted for the next party and added to
-    the addends that this party received under the same name.
+    Each addend goes to the server, where the masks cancel; ``to`` a party, which alone
+    can remove the pad; or by ``relay`` to the next party, encrypted, after this party
+    has added it to the addends that it received under the same name.
     """
 
     private_key: bytes
@@ -49,7 +49,7 @@ class PartySums:
     def relay(self) -> Relay:
         """The party's masks in this run, and its encryption for other parties."""
         keys, frame = (self.private_key, self.public_keys), self.frame
-        with refusing("the parties' public keys do not fit: "):
+        with refusing("the parties' public keys are not valid: "):
             return Relay(*keys, frame.index, frame.session)
 
     def agree(self, party: int) -> bytes:
@@ -77,26 +77,26 @@ class PartySums:
             self.common = common_digest(request, values, digests, self.frame, keys)
         for name in values:
             if leaves_of(request, name) is not None:
-                raise PartyError(f"{name!r} must come from a party, encrypted")
+                raise PartyError(f"{name!r} must come encrypted from a party")
         for name, seals in self.frame.sealed.items():
             if not all(seal.is_of(name) for seal in seals):
-                raise PartyError(f"a value of another name was given as {name!r}")
+                raise PartyError(f"the value {name!r} has the seal of another value")
             parts = [_part(values, f"{name}.{place}") for place in range(len(seals))]
             wanted, leaves = self.frame.sums.get(name), leaves_of(request, name)
             if wanted is not None and wanted.relay is not None:
                 self.received[name] = self._total(name, parts, seals)[1]
             elif leaves is None:
-                raise PartyError(f"{step.action} does not take {name!r} from a party")
+                raise PartyError(f"{step.action} accepts no {name!r} from a party")
             elif seals[0].kind == "secret":
                 if len(seals) > 1:
-                    raise PartyError(f"the secret {name!r} must be of one party")
+                    raise PartyError(f"the secret {name!r} must come from one party")
                 if leaves == NEXT:
                     self._check_ring(name, seals[0])
                 digest = inputs(seals[0].action, seals[0].round)
                 values[name] = self._unsealed(parts[0], seals[0], digest or b"")
                 if leaves == PRIVATE:
                     if seals[0].sender != _number(name):
-                        raise PartyError(f"{name!r} must come from that party")
+                        raise PartyError(f"{name!r} must come from the party it names")
                     values[name] = np.frombuffer(values[name], dtype=np.uint8)
             else:
                 adding, total = self._total(name, parts, seals)
@@ -108,8 +108,8 @@ class PartySums:
         before = (self.frame.index - 1) % self.frame.parties
         if (seal.sender, seal.round) != (before, self.frame.round - 1):
             raise PartyError(
-                f"{name!r} must come from the party at place {before}, in the round "
-                "trip before this one"
+                f"{name!r} must come from the party at place {before}, in the previous "
+                "round trip"
             )
 
     def _total(
@@ -120,7 +120,7 @@ class PartySums:
         for part, seal in zip(parts[1:], seals[1:], strict=True):
             part_group, elements = self._open(part, seal)
             if part_group.label != adding.label:
-                raise PartyError(f"the parts of {name!r} must be of one sum")
+                raise PartyError(f"the parts of {name!r} must belong to one sum")
             total = _added(adding, name, total, elements)
         return adding, total
 
@@ -142,7 +142,7 @@ class PartySums:
         try:
             return self.relay.open(seal.sender, data, *place)
         except ValueError as error:  # its sentence names step and sender, no more
-            asked = "" if inputs is None else ", or the two were asked different things"
+            asked = "" if inputs is None else ", or the parties' requests differed"
             raise PartyError(f"{error}{asked}") from None
 
     def _sealed(self, step: Step[..., Any], to: int, name: str, data: bytes) -> Array:
@@ -159,10 +159,11 @@ class PartySums:
     ) -> bytes | None:
         """Mask or encrypt in place the values that `step` sends only in sums.
 
-        `sizes` are the party's. If there are sums, returns the masked number of values
-        that were clipped to their bounds: from a single party's number, the server
-        could find its values by requesting one bound after another. Raises PartyError
-        if the server did not request the sum, or requested it without protection.
+        `sizes` are the party's. If there are sums, returns the number of values that
+        were clipped to their bounds, masked: if it knew this number for a single party,
+        the server could find the party's values by requesting one bound after another.
+        Raises PartyError if the server did not request a sum, or requested it without
+        protection.
         """
         clipped, counts = 0, False
         for name in list(reply):
@@ -183,19 +184,19 @@ class PartySums:
             wanted = self.frame.sums.get(name)
             if wanted is None:
                 raise PartyError(
-                    f"{step.action} sends {name!r} only into a sum, and the server "
-                    "asked for none"
+                    f"{step.action} sends {name!r} only as part of a sum, but the "
+                    "server did not request a sum"
                 )
             for_server = wanted.to is None and wanted.relay is None
             if leaves.how == "sealed" and for_server:
                 raise PartyError(
-                    f"{step.action} sends {name!r} only into a sum for a party, and "
-                    "the server asked for it itself"
+                    f"{step.action} sends {name!r} only as part of a sum for a party, "
+                    "but the server requested the sum for itself"
                 )
             if leaves.named and (
                 wanted.relay is not None or wanted.to != _number(name)
             ):
-                raise PartyError(f"the sum of {name!r} must be for that party alone")
+                raise PartyError(f"the sum of {name!r} must be for the party it names")
             least = leaves.least
             least = sizes[least] if isinstance(least, str) else least
             # With many different bounds, the counts of clipped values reveal addends.
@@ -209,8 +210,8 @@ class PartySums:
                 clipped, counts = clipped + count, True
             elif count:
                 raise PartyError(
-                    f"{name!r} must be within the bound of its sum, which travels from "
-                    "party to party"
+                    f"{name!r} must be within the bound of its sum, which is relayed "
+                    "from party to party"
                 )
         return self._count(step, clipped) if counts else None
 
@@ -252,7 +253,7 @@ class PartySums:
         with refusing():
             adding = group(name, bound, self.frame.parties)
         if not adding.protects and not self.allow_plain:
-            raise PartyError("this party sends its addends only under masks")
+            raise PartyError("this party sends only masked addends")
         return adding
 
 
@@ -264,13 +265,13 @@ def _number(name: str) -> int:
 def _part(values: dict[str, Any], name: str) -> Array:
     part = values.pop(name, None)
     if not isinstance(part, np.ndarray):
-        raise PartyError(f"the message lacks {name!r}, whose seal it has")
+        raise PartyError(f"the message has a seal for {name!r}, but no value")
     return part
 
 
 def _added(adding: Group, name: str, a: Array, b: Array) -> Array:
     if a.shape != b.shape or a.dtype != b.dtype:  # one would be added to each of many
         raise PartyError(
-            f"the parts of {name!r} must have one size, got {a.size} and {b.size}"
+            f"the parts of {name!r} must have equal sizes, got {a.size} and {b.size}"
         )
     return adding.add(a, b)

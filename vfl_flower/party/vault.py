@@ -46,8 +46,8 @@ class Vault:
             return self._cipher.decrypt(nonce, value, self._session + name)
         except InvalidTag:
             raise PartyError(
-                "the key that the server has sent does not open this party's state of "
-                "the session: begin a new one"
+                "the key from the server does not open this party's session state: "
+                "start a new run"
             ) from None
 
     def label(self, digest: bytes) -> bytes:

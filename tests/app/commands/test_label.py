@@ -111,7 +111,7 @@ def test_new_rows_are_encoded_as_in_training(parties, model, tmp_path):
     [
         ('state-dir="/s"', "0123456789abcdef", "must name the new rows as 'data'"),
         ('data="/x.csv"', "0123456789abcdef", "must name the 'state-dir'"),
-        (None, "0123456789abcdef", "has no part of model 0123456789abcdef"),
+        (None, "0123456789abcdef", "has no local model 0123456789abcdef"),
         (None, "latest", "model"),
     ],
 )
