@@ -284,7 +284,7 @@ def test_wrong_rows_are_refused(tmp_path):
         as_rows(np.array([["a"]]))
     with pytest.raises(ValueError, match="at least one row"):
         vf.Party(ArrayRows(X[:0]))
-    with pytest.raises(NotImplementedError, match="Rows must have a method take"):
+    with pytest.raises(NotImplementedError, match="Rows must implement take"):
         Rows().take(np.arange(1))
 
 

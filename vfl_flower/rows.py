@@ -60,7 +60,7 @@ class Rows:
         The numbers, shape (m,), may be in any order and may repeat. Do not write to the
         result.
         """
-        raise NotImplementedError(f"{type(self).__name__} must have a method take")
+        raise NotImplementedError(f"{type(self).__name__} must implement take")
 
     def blocks(self, size: int = 0, rows: Array | None = None) -> Iterator[Array]:
         """Yield the rows in order, in blocks of shape (b, d), float64, row-major.

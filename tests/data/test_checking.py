@@ -335,7 +335,7 @@ def test_what_concerns_a_strategy_is_said_where_it_is_asked_for(tmp_path):
         run = CliRunner(env={"COLUMNS": "1000"})
         return run.invoke(app, ["check", str(tmp_path / "a.csv"), *options]).output
 
-    of_columns = "standardize=true where parties hold columns"
+    of_columns = "standardize=true if parties hold columns"
     of_rows = "the levels of 'ward' must be the same"
     assert of_columns in said()
     assert of_rows not in said()

@@ -338,7 +338,7 @@ def test_a_missing_file_is_named_in_the_local_log_only(tmp_path, caplog):
 def test_a_file_without_permission(write):
     path = write("a\n1\n")
     path.chmod(0)
-    assert "may not be read" in refusal(path)
+    assert "no permission to read" in refusal(path)
 
 
 def test_anything_else_lists_what_is_possible(tmp_path):

@@ -106,7 +106,7 @@ def test_a_file_that_is_too_large(path):
     path.write_text(f"{first:#<{MOST_BYTES - len(last)}}{last}")
     assert Consent.load(path) == Consent(allow_seed=True, min_parties=4)
     path.write_text(f"{first:#<{MOST_BYTES}}{last}")
-    with pytest.raises(PartyError, match=f"consent must have at most {MOST_BYTES} byt"):
+    with pytest.raises(PartyError, match=f"file must have at most {MOST_BYTES} bytes"):
         Consent.load(path)
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_others_can_write_or_own(path, monkeypatch):
         os.chown(path, 1234, -1)
     with pytest.raises(PartyError, match="must belong to the user who runs"):
         Consent.load(path)
-    with pytest.raises(PartyError, match="consent cannot be read: No such file"):
+    with pytest.raises(PartyError, match="consent file cannot be read: No such"):
         Consent.load(path.with_name("none.toml"))
 
 

@@ -378,7 +378,7 @@ def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted, caplog)
     if noted:
         identity.check_run(frame, party, private, agreed, journal)
         assert journal.trusted == {"a": PINNED["a"], "c": PINNED["c"]}
-        assert f"'c' is trusted on first use with {PINNED['c']}" in caplog.text
+        assert f"'c' is trusted on first use with key {PINNED['c']}" in caplog.text
     else:
         with pytest.raises(PartyError, match="'a' must be pinned"):
             identity.check_run(frame, party, private, agreed, journal)
@@ -401,5 +401,5 @@ def test_each_party_signs_the_list_of_keys(tmp_path):
         (signatures[::-1], SESSION, "a"),
         (signatures, SESSION + 1, "a"),
     ):
-        with pytest.raises(PartyError, match=f"party '{missing}' must sign the list"):
+        with pytest.raises(PartyError, match=f"'{missing}' has not signed the list"):
             identity.check_list(b"".join(signed), session, KEYS, packed)

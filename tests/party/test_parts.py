@@ -190,7 +190,7 @@ def test_what_json_or_npz_cannot_hold_is_not_written(folder, file):
     with pytest.raises(TypeError):
         parts.save_part(folder, parts.ModelPart(MODEL, "fdskl", {"seed": object()}))
     arrays = {"a": np.array([None])}
-    with pytest.raises(ValueError, match="array 'a' must hold no objects"):
+    with pytest.raises(ValueError, match="array 'a' must not hold objects"):
         parts.save_part(folder, parts.ModelPart(MODEL, "fdskl", {}, arrays))
     assert [path.name for path in folder.iterdir()] == [file.name]
     assert file.read_bytes() == before

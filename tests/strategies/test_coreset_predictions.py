@@ -337,7 +337,7 @@ def test_a_sum_that_clips_addends_is_refused(tmp_path):
     """The server would learn how many addends are above the bound, again and again."""
     asked = Parties(Exchange(InProcessGrid(parties(tmp_path, *data()))), seed=0)
     refusals = FederationError, PartyFailed
-    with pytest.raises(refusals, match="power of two of at least"):
+    with pytest.raises(refusals, match="power of two and at least"):
         held_out_by(asked, high=2.0)
 
 

@@ -174,7 +174,7 @@ def test_a_hello_that_is_replayed_ends_at_the_second_message(honest, signature):
         asked.ask_one(place, coresets.pooled_rows, rows=rows, **question)
     if signature is not None:
         asked._signed[2] = signature
-    with pytest.raises(PartyFailed, match="must sign the list of the parties' keys"):
+    with pytest.raises(PartyFailed, match="has not signed the list of the parties'"):
         asked.ask_one(VICTIM, coresets.pooled_rows, rows=rows + 20, **question)
 
 

@@ -236,7 +236,7 @@ def test_the_median_of_one_party_is_not_that_of_all(folder):
     ("strategy", "rule"),
     [
         (MUFC(n_clusters=2, box="-1e6,1e6"), "which MUFC does not fill"),
-        (FDSKLDirect(), "must be filled when parties hold col"),
+        (FDSKLDirect(), "must fill their missing values"),
     ],
 )
 def test_missing_values_need_a_strategy_that_fills_them(folder, strategy, rule):

@@ -256,11 +256,8 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
         orders = int(np.log10(spread[high] / spread[low]))
         text = f"the scales of columns differ by {orders} orders of magnitude, from "
         text += f"{low!r} to {high!r}: "
-        advice, option = (
-            "set standardize=true where parties hold columns",
-            "standardize",
-        )
+        advice, option = "set standardize=true if parties hold columns", "standardize"
         if source.rows:
-            advice = "scale them with the strategy's settings, equal at all parties"
+            advice = "scale them with the strategy's settings, the same at all parties"
             option = ""
         yield warning("scales", high, text + advice, option)

@@ -277,7 +277,7 @@ def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Fi
     name, count, levels = column.name, len(column.levels), tuple(entry["levels"])
     what = f"column {name!r}"
     if name in source.levels:
-        text = f"{what} becomes {len(levels)} columns, for the levels given"
+        text = f"{what} becomes {len(levels)} columns, one for each level given"
         return note("text", name, text, "levels", levels)
     if entry.get("other"):
         text = f"{what} has {count} different texts: the {len(levels) - 1} most "
@@ -306,7 +306,7 @@ def number_notes(column: Column, what: str) -> Iterator[Finding]:
         yield note("decimal", name, text, "delimiter")
     if column.kind == "written":
         text = f"{what} holds {column.numbers.known} numbers in an unusual notation, "
-        text += "such as 1_000, 1.5D+02 or with a dash as sign, which are read"
+        text += "such as 1_000, 1.5D+02 or a dash as sign, which are read as numbers"
         yield warning("notation", name, text)
 
 

@@ -183,7 +183,7 @@ class PartyFile:
     def _unreadable(self, error: Exception) -> PartyError:
         logger.error("%s: %s on reading %s", self.who, type(error).__name__, self.path)
         if isinstance(error, PermissionError):
-            return PartyError(f"{self.what} may not be read by this process")
+            return PartyError(f"this process has no permission to read {self.what}")
         form = FORMS.get(self.ending, self.ending[1:].capitalize())
         return PartyError(f"{self.what} cannot be read as {form}")
 

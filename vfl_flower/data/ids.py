@@ -173,7 +173,7 @@ class IdForms:
         if USUAL * n <= usual < n and not counted:
             yield look(
                 f"{what} has {n - usual} ids that are not {length} characters long "
-                f"like the other {usual} ids, perhaps since leading zeros were lost"
+                f"like the other {usual} ids, perhaps because leading zeros were lost"
             )
         if alike := self._plain.repeated():
             yield look(

@@ -79,7 +79,7 @@ def _hello(
     if lacks:
         log.error("the consent of this party lacks: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
-        raise PartyError("missing values must be filled when parties hold columns")
+        raise PartyError("parties that hold columns must fill their missing values")
     reply: Hello = {
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,

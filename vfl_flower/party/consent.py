@@ -185,12 +185,13 @@ class Consent(_Rules):
             invalid key or value. The message names neither path nor value.
         """
         path = Path(path)
-        with refusing_files("consent cannot be read", path), path.open("rb") as file:
+        what = "the consent file cannot be read"
+        with refusing_files(what, path), path.open("rb") as file:
             status = os.fstat(file.fileno())
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise PartyError(f"consent must have at most {MOST_BYTES} bytes")
-        with refusing("consent must be a TOML file: "):
+            raise PartyError(f"the consent file must have at most {MOST_BYTES} bytes")
+        with refusing("the consent file must be TOML: "):
             tables = tomllib.loads(content.decode("utf-8-sig"))
         writers = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if writers or status.st_uid not in (os.geteuid(), 0):

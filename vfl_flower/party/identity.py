@@ -217,8 +217,8 @@ def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> N
         signature = signatures[j * SIGNATURE_BYTES : (j + 1) * SIGNATURE_BYTES]
         if not _is_signed(peer.identity, signature, listed):
             raise PartyError(
-                f"party {peer.name!r} must sign the list of the parties' keys before "
-                "this party answers a second message, but it has not"
+                f"party {peer.name!r} has not signed the list of the parties' keys, "
+                "without which this party answers no second message"
             )
 
 
@@ -345,6 +345,6 @@ def check_run(
     known = None if journal is None else journal.trusted
     new = check_listed(listed, frame.session, frame.index, said, consent, known)
     for name, key in new.items():
-        log.warning("party %r is trusted on first use with %s", name, key)
+        log.warning("party %r is trusted on first use with key %s", name, key)
     if journal is not None:
         journal.trusted |= new

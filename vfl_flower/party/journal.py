@@ -153,7 +153,7 @@ class Journal:
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:
                 raise PartyError(
-                    f"this run has started {MOST_SESSIONS} sessions, the maximum"
+                    f"this run has started the maximum of {MOST_SESSIONS} sessions"
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""

@@ -77,7 +77,7 @@ def check_folder(folder: Path) -> None:
         logger.error("cannot write to %s", folder)
         raise PartyError("this party's state-dir cannot be written to")
     if mode & 0o077:
-        logger.error("other users can access %s: chmod 700 prevents it", folder)
+        logger.error("other users can access %s: chmod 700 prevents this", folder)
         raise PartyError(
             "this party's state-dir must be accessible only to its own user (mode "
             f"700), got mode {mode:o}"
@@ -227,7 +227,7 @@ def _packed(part: ModelPart) -> bytes:
     arrays: Arrays = {"about": np.array(json.dumps(about))}
     for k, (name, array) in enumerate(part.arrays.items()):
         if np.asarray(array).dtype.hasobject:
-            raise ValueError(f"array {name!r} must hold no objects, got {array.dtype}")
+            raise ValueError(f"array {name!r} must not hold objects: {array.dtype}")
         arrays[f"array_{k}"] = array
     file = io.BytesIO()
     np.savez(file, **arrays)  # type: ignore[arg-type]

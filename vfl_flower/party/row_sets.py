@@ -74,7 +74,7 @@ def _refusal(reason: str, *values: object) -> PartyError:
     """Log why a request is refused; return the error, which does not state why."""
     log.error(f"a request is refused: {reason}", *values)
     return PartyError(
-        "this party refuses to add up the rows of the request: see the party's log"
+        "this party refuses to add up the rows of the request: see its log"
     )
 
 

@@ -202,7 +202,7 @@ class PartySums:
             # With many different bounds, the counts of clipped values reveal addends.
             if math.frexp(wanted.bound)[0] != 0.5 or wanted.bound < least:
                 raise PartyError(
-                    f"the bound of the sum of {name!r} must be a power of two of at "
+                    f"the bound of the sum of {name!r} must be a power of two and at "
                     f"least {least:g}, got {wanted.bound:g}"
                 )
             reply[name], count = self._hidden(step, name, wanted, reply[name])
