@@ -22,7 +22,7 @@ import numpy as np
 from vfl_flower.typing import Array, Arrays
 
 MOST_GROWTH = 100
-"""Maximum ratio of a file's unpacked size to its size, in addition to `SMALL`."""
+"""Maximum ratio of a file's unpacked size to its size on disk, beyond `SMALL`."""
 
 SMALL = 2**26
 """Unpacked size, in bytes, that is allowed for any file: 64 MiB."""

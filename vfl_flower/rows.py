@@ -182,7 +182,7 @@ def is_whole(value: Any) -> bool:
 
 
 def number_array(values: Any, what: str) -> Array:
-    """Return numbers as an array; refuse other values, even if NumPy converts them.
+    """Return numbers as an array; refuse other values even if NumPy can convert them.
 
     Raises ValueError if some values are masked, sparse, text, dates or integers above
     2^53, if rows differ in length, or if columns share a name.

@@ -20,7 +20,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CACHE_FORMAT = 6
-"""Part of every cache key: raise it when the conversion changes."""
+"""Part of every cache key: increase it when the conversion changes."""
 
 IDS = (".ids.npy", ".at.npy")
 """Endings of the files of ids: the bytes of the ids, and their offsets."""

@@ -29,8 +29,8 @@ FEW_ROWS = 20
 """Minimum number of rows for findings about the distribution of values."""
 
 LEAST_OF_LEVEL = 5
-"""If a column's most frequent text occurs in fewer rows, its texts are taken for ids,
-not for levels to share."""
+"""If a column's most frequent text occurs in fewer rows than this, its texts are taken
+for ids, not for levels to share."""
 
 CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
 """Numbers that often mark a missing value, if they are an extreme of the column."""

@@ -38,7 +38,7 @@ from vfl_flower.typing import Array
 logger = logging.getLogger("vfl_flower")
 
 TAKEN = 2**12
-"""Rows that are reordered at a time."""
+"""Number of rows that are reordered at a time."""
 
 
 def open_table(file: PartyFile) -> tables.Table:
@@ -159,7 +159,7 @@ class Plan:
 
 
 class Survey:
-    """A summary of a party file, computed from all rows without storing any.
+    """A summary of a party file, computed from all rows without storing them.
 
     table, plan: the table, and which columns are features, ids and labels.
     columns: statistics of the features and the labels.

@@ -362,7 +362,7 @@ def columns_of(encoding: Encoding) -> list[str]:
 
 
 def text_kinds(encoding: Encoding) -> dict[str, list[str]]:
-    """Return the kinds that each column with levels may have in a few new rows.
+    """Return the kinds that each column with levels may have in a file of new rows.
 
     A column whose levels look like numbers or dates must be text; the new rows of other
     columns may hold no level at all.

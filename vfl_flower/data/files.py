@@ -58,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a path: one file, or all of a pattern or Parquet folder."""
+    """Return a path's files: one file, or all files of a pattern or Parquet folder."""
     if "*" in path.name:
         return sorted(path.parent.glob(path.name))
     if path.suffix.lower() == ".parquet" and path.is_dir():
@@ -80,7 +80,7 @@ def ending(path: Path) -> str:
 
 
 def member_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """Return the only file in an archive; raise PartyError if there is not just one."""
+    """Return the only file in an archive; raise PartyError if it has none or more."""
     entries = [
         entry
         for entry in archive.infolist()
@@ -199,7 +199,8 @@ class PartyFile:
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
     """Return the party files of a folder; the ``index``-th is the party's file.
 
-    Raises PartyError if there are no files, or not as many files as parties.
+    Raises PartyError if there are no files, or if their number differs from the number
+    of parties.
     """
     visible = (path for path in folder.iterdir() if not path.name.startswith("."))
     files = sorted((p for p in visible if p.suffix.lower() in FORMATS), key=_natural)

@@ -23,7 +23,7 @@ MOST_SIGNS = 1000
 """Maximum number of different combinations of signs that are counted in ids."""
 
 USUAL = 0.8
-"""Minimum share of ids with a length, or with the same signs, that makes it usual."""
+"""Share of the ids from which a length, or a combination of signs, counts as usual."""
 
 
 class Ids:
@@ -100,7 +100,7 @@ class Ids:
 
 
 class IdWriter:
-    """Writes ids block by block: their bytes, and the end of each."""
+    """Writes ids block by block: their bytes, and where each id ends."""
 
     def __init__(self, ids: Ids, files: Sequence[Any]) -> None:
         self.ids, self.end = ids, 0

@@ -1,7 +1,7 @@
 """A party's columns in a Parquet or Arrow file, read in batches without conversion.
 
 Reading is slower than from a converted file (:func:`vfl_flower.data.load_party`), but
-needs no second copy on the disk.
+needs no second copy on disk.
 """
 
 from __future__ import annotations

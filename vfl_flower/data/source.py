@@ -68,8 +68,8 @@ class PartySource:
     state_dir: Path | None = None
     """``state-dir``: absolute folder in which the party keeps its local models."""
     alignment: str | None = None
-    """``alignment``: name of a row order in `state_dir`; the party then has the rows of
-    this order, in this order."""
+    """``alignment``: name of a row order in `state_dir`; the party then uses only the
+    rows of this order, in this order."""
     rows: bool = False
     """Parties hold different rows of the same columns. A bundled or generated data set
     is split by rows: party j has every ``count``-th row, from row j. A missing value in

@@ -48,7 +48,7 @@ class Table:
     notes: list[Finding] = field(default_factory=list)
     """Notes on options that were inferred from the file."""
     faults: list[Finding] = field(default_factory=list)
-    """Faults of its rows or header; complete once all rows have been read."""
+    """Faults of the rows or the header; complete once all rows have been read."""
     comma_is_decimal: bool = False
     """Whether a comma within a number can only be a decimal comma."""
     categories: Collection[str] = ()

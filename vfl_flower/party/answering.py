@@ -1,4 +1,4 @@
-"""A party's message handling: requests, the first step, and errors without values.
+"""Answer a party's messages: requests, the first step, and errors without values.
 
 :func:`answer` checks the digest, loads the party, opens its journal and parses the
 frame. The guards in :data:`vfl_flower.party.guards.BEFORE` then check every step except
@@ -218,7 +218,7 @@ def _journal(
 ) -> AbstractContextManager[Journal | None]:
     """Return the party's journal; None without a ``state-dir`` or in one process.
 
-    In a run in one process, the memory lasts as long as the run.
+    A run in one process needs no journal, since the memory stays in that process.
     """
     if party.state_dir is None or allow_plain:
         return nullcontext()

@@ -3,9 +3,9 @@
 Sums over three or more parties, and the few numbers that each step declares, may always
 leave a party. Every other value belongs to a kind in
 :data:`~vfl_flower.protocol.terms.KINDS`, and the party's ``consent.toml`` must name
-that kind; it may limit the number of different rows in one run, and over the life of
-the data. A kind without consent is refused before the step starts; too many rows are
-refused inside the step, when it calls ``party.share``.
+that kind. This file may also limit the number of different rows that leave in one run
+and over the life of the data. A kind without consent is refused before the step starts;
+too many rows are refused inside the step, when it calls ``party.share``.
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ def check_strategy(call: Call) -> None:
 def load_releases(call: Call) -> None:
     """Load the journal's record of the rows that have ever left the party.
 
-    It is added to the memory's record of the session, which must be loaded first.
+    The rows are added to the memory's record of the session, which must be loaded
+    first.
     """
     if call.journal is not None:
         call.journal.enter(call.party)
@@ -219,7 +220,7 @@ def recall_part(call: Call) -> None:
 
 
 def open_inputs(call: Call) -> None:
-    """Decrypt values that other parties sealed for this one, if their inputs agree.
+    """Decrypt values that other parties sealed for this party, if the inputs agree.
 
     The digests of the inputs are computed from the values as received.
     """
@@ -229,7 +230,7 @@ def open_inputs(call: Call) -> None:
 
 
 def check_arguments(call: Call) -> None:
-    """Refuse values that break the step's contract, once all are decrypted."""
+    """Refuse values that break the step's contract, after all are decrypted."""
     request = call.step.contract.request
     call.arguments = structure(request, call.values, call.party.sizes)
 

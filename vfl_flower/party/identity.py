@@ -301,7 +301,7 @@ def _check_distinct(credentials: Sequence[Credential]) -> None:
 
 
 def _check_order(credentials: Sequence[Credential]) -> None:
-    """Raise PartyError unless parties are in index order, or in name order if none."""
+    """Check that parties are in index order, or in name order if they have no index."""
     named = all(c.index == -1 for c in credentials)
     if not named and (lacking := [c.name for c in credentials if c.index < 0]):
         raise PartyError(f"some parties have an index, but {lacking[0]!r} has none")

@@ -1,4 +1,4 @@
-"""A party's journal: its answers on disk, so no mask is reused and no count is lost.
+"""A party's journal on disk, so that no mask is reused and no count is lost.
 
 Two messages that arrive together are answered from one saved ``Context.state``, which
 cannot show that a mask was used, and which is lost with the process. Only one message
@@ -91,7 +91,7 @@ _FORGET = (
 @shapes_only
 @dataclass
 class Journal:
-    """The entry of one run in the journal of a party."""
+    """The entry of one run in a party's journal."""
 
     session: int = -1  # the last session; a run may start several in succession
     round: int = 0  # the last round that was answered
@@ -276,7 +276,7 @@ class Journal:
 
     @property
     def _key(self) -> bytes:
-        """The key of the tags of this party's rows."""
+        """The key for the tags of this party's rows."""
         insert = "INSERT OR IGNORE INTO secrets VALUES ('tags', ?)"
         self._execute(insert, secrets.token_bytes(32))
         return bytes(self._value("SELECT value FROM secrets WHERE name = 'tags'"))
@@ -289,10 +289,10 @@ class Journal:
 
 @contextmanager
 def journal_of(folder: Path, run: int) -> Iterator[Journal]:
-    """Yield the journal entry of a message's run; write it unless it is refused.
+    """Yield the journal entry of a message's run; write it if the message is answered.
 
-    Raises PartyError if the journal is unusable, or if an earlier message holds it too
-    long.
+    Raises PartyError if the journal is unusable, or if an earlier message holds the
+    journal too long.
     """
     path, name = folder / FILE, str(run)
     with _named_errors(path):
@@ -340,7 +340,7 @@ def check_refusals(folder: Path, consent: Consent) -> None:
 
 
 def note_refusal(folder: Path) -> None:
-    """Count a message that the party has refused; raise PartyError if it cannot."""
+    """Count a message that the party has refused; raise PartyError if this fails."""
     count = """INSERT INTO counts VALUES ('refusals', 1)
         ON CONFLICT (name) DO UPDATE SET value = value + 1"""
     with _counts(folder / FILE) as db:
@@ -349,7 +349,7 @@ def note_refusal(folder: Path) -> None:
 
 @contextmanager
 def _counts(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the counts of a journal, and write the changes made in the block."""
+    """Open the counts of a journal; write the changes made in the ``with`` block."""
     with _named_errors(path):
         make_private(path)
         with closing(sqlite3.connect(path, timeout=PATIENCE)) as db, db:

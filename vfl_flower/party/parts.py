@@ -89,7 +89,7 @@ def write_private(
 ) -> None:
     """Write a file that only the party's user may read, whole or not at all.
 
-    Errors name the file and its folder by `what` and `where`. Raises PartyError if the
+    Errors name the file and its folder as `what` and `where`. Raises PartyError if the
     folder cannot be written to, or if the file is a symbolic link.
     """
     with refusing_files(f"{what} cannot be written to {where}", target):
@@ -105,7 +105,7 @@ def read_private(target: Path) -> bytes:
 
 
 def in_csv(value: object) -> object:
-    """Return a value for a cell of a CSV file that no spreadsheet runs as a formula.
+    """Return a value for a CSV cell, so that no spreadsheet runs it as a formula.
 
     A text that starts like a formula gets a leading single quote, as OWASP advises. A
     text that is a plain number is unchanged, and so is any other value.
@@ -145,7 +145,7 @@ def write_predictions(
 
 
 def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPart:
-    """Read a party's local model; if a strategy is given, it must have trained it.
+    """Read a party's local model; `strategy`, if given, must have trained the model.
 
     Raises PartyError if no model has this id, or if its file cannot be read, is
     damaged, has an unknown format, or belongs to a different model or strategy.

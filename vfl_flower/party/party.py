@@ -149,7 +149,7 @@ class Party:
     """Digest of all parties' public keys, which are new in each session."""
     names: Sequence[str] = field(default=(), init=False)
     agree: Callable[[int], bytes] | None = field(default=None, init=False)
-    """Maps a peer's index to 32 bytes that only it and this party know in this run."""
+    """Maps a peer's index to 32 bytes that only that peer and this party know."""
     allow_plain: bool = field(default=False, init=False)
     """Whether the party takes part in protocols that do not protect it."""
     encoding: dict[str, Any] | None = field(default=None, init=False)
@@ -312,7 +312,7 @@ class Party:
         return self.consent is None or kind in self.consent.leaves
 
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
-        """Check before a step runs that a kind it reveals may leave, and count it.
+        """Check that a kind may leave, before a step reveals it, and count the kind.
 
         With `again`, the kind was counted before. Raises PartyError if the consent does
         not allow this kind to leave, or to leave this often.

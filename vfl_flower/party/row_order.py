@@ -1,6 +1,6 @@
 """Row orders that the parties of a run have agreed on, stored by name at each party.
 
-A later run names the order, and each party then uses these rows of its file, in order.
+A later run names the order. Each party then uses the rows of its file in this order.
 """
 
 from __future__ import annotations

@@ -133,7 +133,10 @@ class RowSet:
 
     @property
     def size(self) -> float:
-        """Number of rows; a weighted row with a tenth of the squares is one of 20."""
+        """Number of rows.
+
+        In a weighted set, a row with a tenth of the squares counts as one of 20.
+        """
         return self.squares * (1 if self.weights is None else WEIGHTED)
 
     @property

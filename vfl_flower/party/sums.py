@@ -159,9 +159,9 @@ class PartySums:
     ) -> bytes | None:
         """Mask or encrypt in place the values that `step` sends only in sums.
 
-        `sizes` are the party's. If there are sums, returns the number of values that
-        were clipped to their bounds, masked: if it knew this number for a single party,
-        the server could find the party's values by requesting one bound after another.
+        `sizes` are the party's. If there are sums, returns the masked number of values
+        that were clipped to their bounds. If the server knew this number for a single
+        party, it could find the party's values by requesting one bound after another.
         Raises PartyError if the server did not request a sum, or requested it without
         protection.
         """
