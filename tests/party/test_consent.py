@@ -82,7 +82,7 @@ def test_an_empty_file_lets_sums_leave():
         ("min-parties = 2", "'min-parties' must be a whole number of at least 3"),
         ('two-parties = "yes"', "'two-parties' must be True or False"),
         ("two-parties = true\nmin-parties = 5", "'two-parties' must be false if"),
-        ("[leaves]\nlabels = true", r"must have keys among rows, .*, got 'labels'"),
+        ("[leaves]\nlabels = true", r"may have only the keys rows, .*, got 'labels'"),
         ("[leaves]\nrows = 5", "rows must be true, false or a table"),
         ("[leaves]\nrows = {runs = 5}", "rows: 'runs' is not allowed here"),
         ("[leaves]\nrows = {run = -5}", "rows: 'run' must be a whole number"),

@@ -207,7 +207,7 @@ def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
     under = [value for cell, column in pairs if cell in values for value in column]
     years = _are_years(values) and not _are_years(under)
     counted = numbers == [numbers[0] + j for j in range(len(numbers))]
-    alone = len(numbers) == 1 and values[0] in under  # 0 or 1 in a column of these
+    alone = len(numbers) == 1 and values[0] in under  # 0 or 1 in a 0/1 column
     return not (years or (counted and numbers[0] in (0, 1) and not alone))
 
 
@@ -359,7 +359,7 @@ def _lines(path: Path, layout: Layout) -> tuple[int, int]:
     lines = blank = 0
     with _bytes(path) as file:
         for line in file:
-            if line[0] not in ends or line.strip(ends):  # a value, most often at once
+            if line[0] not in ends or line.strip(ends):  # often by its first byte
                 lines += 1
             elif between in line:
                 lines, blank = lines + 1, blank + 1

@@ -412,7 +412,7 @@ def _levels(column: Column, source: PartySource) -> tuple[list[str], bool]:
         return levels, False
     named = [level for level in levels if level != OTHER]
     if fixed is None:
-        named.sort(key=lambda level: -column.levels[level])  # stable: ties as sorted
+        named.sort(key=lambda level: -column.levels[level])  # stable: ties stay sorted
         named = sorted(named[: source.max_levels or KEPT_LEVELS])
     return [*named, OTHER], True
 

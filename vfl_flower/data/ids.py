@@ -169,7 +169,7 @@ class IdForms:
                 f"of the other {usual} ids"
             )
         length, usual = self._lengths.most_common(1)[0]
-        counted = 10 ** (max(self._digits) - 1) <= 2 * n  # as numbers from 1 to n are
+        counted = 10 ** (max(self._digits) - 1) <= 2 * n  # like numbers from 1 to n
         if USUAL * n <= usual < n and not counted:
             yield look(
                 f"{what} has {n - usual} ids that are not {length} characters long "

@@ -283,7 +283,7 @@ def _written(text: str) -> float:
         plain = plain[2:-1]
     plain = plain.removeprefix("'")
     raised = any(unicodedata.decomposition(c)[:5] in _RAISED for c in text)
-    if raised or not _WRITTEN.fullmatch(plain):  # 5\u00b2 is no 52
+    if raised or not _WRITTEN.fullmatch(plain):  # 5\u00b2 is not 52
         raise ValueError("a text is not a number")
     return float(re.sub("[dD]", "e", plain))
 
@@ -301,7 +301,7 @@ def _dates(column: Any) -> Array | None:
     if _all(pc.match_substring_regex(texts, _TIME)):
         return _dates(pc.binary_join_element_wise("1970-01-01", texts, " "))
     if not _all(pc.match_substring_regex(texts, _DOTTED)):
-        return None  # %Y takes 13 for the year 13
+        return None  # %Y reads 13 as the year 13
     days = pc.strptime(texts, format="%d.%m.%Y", unit="us", error_is_null=True)
     return _days(days) if days.null_count == column.null_count else None
 

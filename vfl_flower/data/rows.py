@@ -72,7 +72,7 @@ class ArrowRows(Rows):
         """Return some rows; see :meth:`Rows.take`."""
         if self._last is not None and np.array_equal(self._last[0], rows):
             return self._last[1]
-        self._last = None  # not both in memory
+        self._last = None  # so that both are never in memory
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
         if len(rows) and not 0 <= wanted[0] <= wanted[-1] < len(self):

@@ -275,7 +275,7 @@ ALLOW_ALL = Consent(
 
 def _limit(kind: str, value: object) -> Limit | None:
     if kind not in KINDS:
-        rule = f"must have keys among {', '.join(KINDS)}"
+        rule = f"may have only the keys {', '.join(KINDS)}"
         raise ContractError(f"[leaves] {rule}, got {kind[:60]!r}")
     if isinstance(value, bool):
         return Limit() if value else None
@@ -324,7 +324,7 @@ class Releases:
         if kind not in _WITHOUT_ROWS or limit.run is limit.life is None:
             return
         times = self._in_run(kind).copy()
-        count = int(np.count_nonzero(times))  # a bit each time, as rows have
+        count = int(np.count_nonzero(times))  # one bit for each time, as for rows
         ever = self._ever(kind, limit)
         most = len(times) if limit.run is None else min(limit.run, len(times))
         each = " (one for each column)" if kind == "moments" else ""

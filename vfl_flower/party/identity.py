@@ -110,9 +110,9 @@ def public_identity(folder: Path) -> str:
 class Credential:
     """The signed statement in which a party identifies itself in ``hello``."""
 
-    name: str  # "" if it has none
-    index: int  # -1 if it does not know it
-    n_parties: int  # 0 if it does not know it
+    name: str  # "" if the party has none
+    index: int  # -1 if unknown to the party
+    n_parties: int  # 0 if unknown to the party
     public_key: bytes  # of the run (X25519), 32 bytes
     identity: bytes = NO_IDENTITY  # its long-term public key (Ed25519), 32 bytes
     signature: bytes = bytes(SIGNATURE_BYTES)  # by that key, 64 bytes

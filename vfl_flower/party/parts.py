@@ -223,7 +223,7 @@ def _packed(part: ModelPart) -> bytes:
     """Return the bytes of the file: an npz whose archive comment is the checksum."""
     about = {"format": FORMAT, "version": __version__} | vars(part)
     about["arrays"] = list(part.arrays)
-    # Arrays are numbered in the archive, since NumPy misreads some names ("file").
+    # Arrays are numbered in the archive: NumPy mishandles names like "file" or "a.npy".
     arrays: Arrays = {"about": np.array(json.dumps(about))}
     for k, (name, array) in enumerate(part.arrays.items()):
         if np.asarray(array).dtype.hasobject:

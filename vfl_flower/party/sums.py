@@ -141,7 +141,7 @@ class PartySums:
         place, data = (seal.action, name, seal.round), array.tobytes()
         try:
             return self.relay.open(seal.sender, data, *place)
-        except ValueError as error:  # its sentence names step and sender, no more
+        except ValueError as error:  # its text names only step and sender
             asked = "" if inputs is None else ", or the parties' requests differed"
             raise PartyError(f"{error}{asked}") from None
 
@@ -270,7 +270,7 @@ def _part(values: dict[str, Any], name: str) -> Array:
 
 
 def _added(adding: Group, name: str, a: Array, b: Array) -> Array:
-    if a.shape != b.shape or a.dtype != b.dtype:  # one would be added to each of many
+    if a.shape != b.shape or a.dtype != b.dtype:  # or NumPy would broadcast
         raise PartyError(
             f"the parts of {name!r} must have equal sizes, got {a.size} and {b.size}"
         )
