@@ -33,8 +33,8 @@ def test_mean_fills_numbers_and_levels(write, caplog):
     (record,) = caplog.records  # once, and not again from the cache
     assert record.name == "vfl_flower"
     assert record.getMessage() == (
-        "party 'airline': column 'a' lacks 1 of 4 values, which become its mean; "
-        "column 'carrier' lacks 1 of 4 values, which become its mean; "
+        "party 'airline': column 'a' lacks 1 of 4 values, which are set to its mean; "
+        "column 'carrier' lacks 1 of 4 values, which are set to its mean; "
         "column 'carrier' holds 2 different texts, which become 2 columns of 0 and 1; "
         "column 'flag' holds yes and no, or true and false, which become 1 and 0"
     )
@@ -158,12 +158,12 @@ def test_new_rows_are_encoded_as_those_of_training(write, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "party 'n': its local model was not trained on these columns, which are "
         "ignored: 'more'",
-        "party 'n': column 'a' lacks 1 of 2 values, which become the fill value from "
-        "training; column 'carrier' lacks 1 of 2 values, which become the fill value "
-        "from training; column 'carrier' has 1 values that were not in training, which "
-        "become 0 in each of its columns; column 'flag' lacks 1 of 2 values, which "
-        "become the fill value from training; column 'b' lacks 1 of 2 values, which "
-        "become the fill value from training",
+        "party 'n': column 'a' lacks 1 of 2 values, which are set to the fill value "
+        "from training; column 'carrier' lacks 1 of 2 values, which are set to the "
+        "fill value from training; column 'carrier' has 1 values that were not in "
+        "training, which become 0 in each of its columns; column 'flag' lacks 1 of 2 "
+        "values, which are set to the fill value from training; column 'b' lacks 1 of "
+        "2 values, which are set to the fill value from training",
     ]
 
 

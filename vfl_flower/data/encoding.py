@@ -254,7 +254,7 @@ def done_with(
         fill = f"its {source.impute}" if fitted else "the fill value from training"
         if "later" in entry:
             fill = "the mean over all parties"
-        text = f"{what} lacks {numbers.gaps} of {numbers.n} values, which become "
+        text = f"{what} lacks {numbers.gaps} of {numbers.n} values, which are set to "
         yield note("missing", name, text + fill, "impute")
     if not fitted:
         place = set(map(normal_text, entry["levels"] or ()))
