@@ -46,7 +46,7 @@ IN_THE_CLEAR: frozenset[Kind] = frozenset({"rows", "embedded-rows", "centroids"}
 """Kinds for which a message may hold values of single rows."""
 
 _REFUSES_TWO = re.compile(
-    r"at least (three|\d+) parties|allow_two_parties|two parties|beside two"
+    r"at least (three|\d+) parties|allow_two_parties|two parties|addition to two"
 )
 
 

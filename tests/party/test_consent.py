@@ -90,8 +90,8 @@ def test_an_empty_file_lets_sums_leave():
         ("[leaves]\nmoments = { rows = 0 }", "moments: "),
         ("leaves = 3", "'leaves' must be a table"),
         ("[peers]\nrome = 3", "'peers' must be a table of names and keys"),
-        ('[peers]\nrome = "me"', "a party's public key must be 'ed25519:' and 43 "),
-        ("leaves", "must be a TOML file"),
+        ('[peers]\nrome = "me"', "public key must be 'ed25519:' followed by 43 "),
+        ("leaves", "consent file must be TOML"),
     ],
 )
 def test_a_file_with_a_fault(path, text, rule):

@@ -50,7 +50,7 @@ class FederationError(RuntimeError):
     ...     vf.simulate(vf.Alignment("rows"), parties)
     ... except FederationError as error:
     ...     print(str(error).partition(":")[0])
-    all 2 parties must have ids in common, but no id is at all of them
+    no id is held by all 2 parties
     """
 
 

@@ -280,7 +280,7 @@ def finish_served(state: ClientState) -> None:
     row_requests.finish_requests(state.folder, row_requests.FORGET, are_served)
     if files := row_requests.files_naming(state.folder, forgotten):
         log.warning(
-            "files in the state-dir still name forgotten ids: remove the files %s",
+            "remove the files of the state-dir that still name forgotten ids: %s",
             ", ".join(files),
         )
     row_requests.finish_requests(

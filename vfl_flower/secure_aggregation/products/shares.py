@@ -195,7 +195,7 @@ class Portion:
         """Raise ``ValueError`` if there are more bytes."""
         if len(self._left):
             raise ValueError(
-                f"the dealer's messages have {len(self._left)} bytes too many"
+                f"the dealer's messages must end, got {len(self._left)} more bytes"
             )
 
 
