@@ -274,7 +274,7 @@ def test_wrong_rows_are_refused(tmp_path):
         rows.take(np.array([3, 100]))
     with pytest.raises(ValueError, match="from 0 to 99"):
         rows.take(np.array([-1]))
-    with pytest.raises(ValueError, match="no column 'b'"):
+    with pytest.raises(ValueError, match="exactly one column 'b'"):
         ArrowRows([lambda: table_of(X).to_batches()], ["b"]).take(np.arange(2))
     with pytest.raises(ValueError, match="at least one column"):
         ArrowRows([], [])

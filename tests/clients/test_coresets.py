@@ -101,11 +101,7 @@ def test_row_numbers_that_are_truth_values(party):
         ("cg", lambda p: linear.proximal(p, np.ones(2), 1.0, 0.5), "earlier step"),
         ("cg", lambda p: linear.saga(p, ROWS, NONE, 0.1, 0.0), "earlier"),
         ("cg", lambda p: linear.cg(p, np.ones(3), 0.1, 0.1), "each of the 2 rows"),
-        (
-            "saga",
-            lambda p: linear.saga(p, np.array([2]), NONE, 0.1, 0.0),
-            "below 2, the",
-        ),
+        ("saga", lambda p: linear.saga(p, np.array([2]), NONE, 0.1, 0.0), "below 2"),
         ("saga", lambda p: linear.saga(p, ROWS, np.ones(1), 0.1, 0.0), "earlier"),
         ("proximal", lambda p: linear.proximal(p, np.full(2, 1e308), 1.0, 0), "over"),
     ],

@@ -640,7 +640,7 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
         (started, {"at": SummedRows(AT, np.zeros(6))}, "must cover the 0 .*got 3"),
         (started, {"at": SummedRows(AT, np.zeros(0))}, "instances of this party's own"),
         (started, {"at": SummedRows(AT, ANGLES), "size": 3}, FIT),
-        (unlabelled, {"size": 2**40}, "size must be at most .* rows"),
+        (unlabelled, {"size": 2**40}, "size must have at most .* rows"),
         (one_unknown, {"at": SummedRows(AT, ANGLES)}, "must have labels at this party"),
     ],
 )
@@ -688,7 +688,7 @@ def without_coefficients():
         (predicting, {"done": ScoredRows(AT, np.zeros(3))}, "must hold 2 numbers"),
         (predicting, {"at": SummedRows(AT, np.zeros(6))}, "the 4 features .* got 3"),
         (predicting, {"at": SummedRows(AT, np.zeros(8)), "size": 1}, FIT),
-        (without_coefficients, {"size": 2**40}, "size must be at most .* rows"),
+        (without_coefficients, {"size": 2**40}, "size must have at most .* rows"),
         (predicting, {"done": DONE, "evaluate": True, "last": True}, "holds no labels"),
     ],
 )

@@ -172,5 +172,5 @@ def test_a_sparse_sum_has_a_bound():
 @pytest.mark.parametrize(("rows", "width"), [(2 * N, 2**40), (2**22, 1), (2**21, 2)])
 def test_what_a_party_affords(rows, width):
     party().afford("rows", rows, width)
-    with pytest.raises(PartyError, match=rf"rows must be at most {rows} rows"):
+    with pytest.raises(PartyError, match=rf"rows must have at most {rows} rows"):
         party().afford("rows", rows + 1, width)

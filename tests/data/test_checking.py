@@ -164,7 +164,10 @@ def test_no_value_is_printed_or_logged_unless_asked_for(dirty, caplog):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["left", "stayed"], "0 and 1 in sorted order; the second is the positive c"),
+        (
+            ["left", "stayed"],
+            "0 and 1 in sorted order; the second is the positive class",
+        ),
         (["left", "moved", "stayed"], "0 to 2 in sorted order"),
     ],
 )

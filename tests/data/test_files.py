@@ -133,7 +133,7 @@ def test_ids_keep_their_zeros_and_come_from_a_folder_and_the_cache(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a,b\n1,2\n", "party 'airline' has no column 'id' (its id-column)"),
+        ("a,b\n1,2\n", r"party 'airline' has no column 'id' \(its id-column\)"),
         ("id,b\n1,2\n1,3\n", "got 1 repeated"),
         ("id,b\n1,2\n,3\n", "no missing value, 1 found"),
         ("id,id\n1,2\n", "more than one column 'id'"),

@@ -485,7 +485,7 @@ def test_masks_of_other_names_and_of_none_count_for_themselves(server):
     server.values("total", 1, frame={"sum.total": 7})
     none = ("sum.total", "group.total", "bound.total")
     server.values("counter", 2, without=none)
-    refused(server.error("total", 3, frame={"sum.total": 7}), "total 7", "used")
+    refused(server.error("total", 3, frame={"sum.total": 7}), "sum 7 of total", "reuse")
     other = {"sum.total": 8, "sum.angles": 3, "group.angles": "ring"}
     assert "total" in server.values("total", 3, frame=other | {"bound.angles": 1.0})
 
@@ -675,7 +675,7 @@ def test_a_part_that_the_party_does_not_have(server, later, kept):
     refused(unknown, "no local model 0123456789abcdef")
     save_part(kept, replace(load_part(kept, MODEL), strategy="other"))
     refused(later.error("probing", **asked_of()), "'test_answering'", "'other'")
-    refused(server.error("probing", node=1, **asked_of()), "no state-dir")
+    refused(server.error("probing", node=1, **asked_of()), "state-dir is not")
 
 
 def predictions_in(folder: Path) -> Path:

@@ -85,7 +85,7 @@ def test_a_key_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(PartyError, match="read or made: No space left on device"):
+    with pytest.raises(PartyError, match="read or created: No space left on device"):
         identity.load_identity(folder)
     assert list(folder.iterdir()) == []
 
@@ -172,7 +172,7 @@ def test_a_party_says_what_it_knows(folder):
     said, again = (identity.credential_of(party, SESSION, OF_RUN[0]) for _ in "ab")
     assert (said.name, said.index, said.n_parties) == ("", -1, 0)
     assert said == again  # to compare with later
-    with pytest.raises(PartyError, match="no state-dir"):
+    with pytest.raises(PartyError, match="state-dir must be set"):
         identity.credential_of(Party(np.ones((2, 1))), SESSION, OF_RUN[0])
 
 

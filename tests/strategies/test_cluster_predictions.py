@@ -150,7 +150,7 @@ def test_other_columns_or_no_model(kind, tmp_path, model, new):
     for change, rule in (
         (lambda p: {"columns": ("a", "b", "x")}, "training columns"),
         (lambda p: {"X": p.X[:, :2], "columns": None}, "training columns"),
-        (lambda p: {"state_dir": None}, "no state-dir"),
+        (lambda p: {"state_dir": None}, "has no (state-dir|local model, since)"),
     ):
         made = [dataclasses.replace(p, **change(p)) for p in new]
         with pytest.raises(FederationError, match=rule):

@@ -329,7 +329,7 @@ def test_a_strict_party_evaluates_nothing_in_training(kinds, tmp_path):
             asked.ask_one(2, party.errors, **sealed, unit=1.0, **ROWS)
     federation[0].consent = strict
     missing = "moments" if "predictions" in kinds else "predictions"
-    with pytest.raises(PartyFailed, match=f"{missing} leave it"):
+    with pytest.raises(PartyFailed, match=f"consent does not allow {missing}"):
         held_out_by(Parties(Exchange(RealParties(federation)), seed=0))
 
 

@@ -262,7 +262,7 @@ def test_a_server_that_does_not_fill_is_refused(folder):
         ("sex=f|m;sex=f|m", "each named once"),
         ("sex=f|f", "must be distinct, non-empty"),
         ("sex=f|", "must be distinct, non-empty"),
-        ("sex=f", "2 to 1000, got 1"),
+        ("sex=f", "2 to 1000 levels, got 1"),
     ],
 )
 def test_levels_that_are_none(text, words):
