@@ -10,13 +10,13 @@ from vfl_flower.typing import Array
 
 
 def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
-    """Compare T lists of distinct values, each of the shape (n_j, b), of uint8.
+    """Compare T lists of distinct values, uint8, each of the shape (n_j, b).
 
-    Each value belongs to the set of the lists that hold it. Returns these sets, (k, T),
-    bool; the number of values that belong to each set, (k,); the m values that all
-    lists hold, sorted, (m, b); and the positions of these m values in each list, (m,).
-    Raises ValueError if a list holds a value twice; the second argument of the error is
-    the number of the list.
+    Each value is assigned to the set of the lists that contain it. Returns these sets,
+    (k, T), bool; the number of values assigned to each set, (k,); the m values that all
+    lists contain, sorted, (m, b); and the positions of these m values in each list,
+    (m,). Raises ValueError if a list contains a value twice; the second argument of the
+    error is the number of the list.
 
     >>> a, b = np.array([[1], [2], [3]], np.uint8), np.array([[3], [5]], np.uint8)
     >>> held, counts, common, positions = overlaps([a, b])
@@ -26,8 +26,8 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     ([[3]], [[2], [0]])
     """
     width = lists[0].shape[1]
-    # NumPy ignores zeros at the end of a text. All values have one length, so this
-    # makes no two values equal.
+    # NumPy ignores zeros at the end of a text. All values have the same length, so no
+    # two values become equal.
     text = f"S{width}"
     values = np.ascontiguousarray(np.concatenate(lists)).view(text).ravel()
     different, place = np.unique(values, return_inverse=True)

@@ -17,12 +17,12 @@ Index = slice | Array
 
 
 class RowBlocks(Rows):
-    """The rows of [X, extra ...] in float64 blocks; iterate as often as needed.
+    """The rows of [X, extra ...] in float64 blocks; can be iterated repeatedly.
 
     X has the shape (n, d); each extra column has n values or is the number 1.0; `rows`
-    holds the numbers of the rows to use, in this order, with repeats allowed (default:
-    all rows). Raises ValueError if X is not a matrix of real numbers, or if `rows` does
-    not fit X. Do not write to a block: it may be a view of X.
+    holds the numbers of the rows in the order of use; repeats are allowed, and the
+    default is all rows. Raises ValueError if X is not a matrix of real numbers, or if
+    `rows` does not fit X. Do not write to a block: it may be a view of X.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class RowBlocks(Rows):
         return self._X.map_reduce(changed, add, zero, size, index)
 
     def take(self, rows: Array) -> Array:
-        """Return rows by their positions among the selected rows; see `Rows.take`."""
+        """Return rows at given positions among the selected rows; see `Rows.take`."""
         index = rows if self._rows is None else self._rows[rows]
         return self._change(self._X.take(index), index)
 
     def _numbers(self, positions: Array | None) -> Array | None:
-        """Return the row numbers in X of positions among the selected rows."""
+        """Convert positions among the selected rows to row numbers of X."""
         if self._rows is None or positions is None:
             return self._rows if positions is None else positions
         return self._rows[positions]

@@ -35,7 +35,7 @@ def vrlr_sensitivities(scores: Array, n: int) -> Array:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ClusterSummary:
-    """The input of Algorithm 3 from a local clustering; no cluster is empty."""
+    """The results of a local clustering that Algorithm 3 uses; no cluster is empty."""
 
     centers: Array
     """C^(j), shape (k, d)."""
@@ -51,10 +51,10 @@ def cluster_summary(
     rng: np.random.Generator,
     method: Literal["lloyd", "seeding"] = "lloyd",
 ) -> ClusterSummary:
-    """Cluster a party's rows X^(j), (n, d), and summarise the clusters that have rows.
+    """Cluster a party's rows X^(j), (n, d), and summarise the nonempty clusters.
 
     Algorithm 3, lines 2-8. "lloyd" is k-means++ seeding followed by Lloyd's iteration;
-    "seeding" is the seeding alone, the O(ln k) approximation mentioned in [1].
+    "seeding" is only the seeding, an O(ln k) approximation that [1] mentions.
     """
     centers = seed_centers(blocks, k, rng)
     if method == "lloyd":
@@ -75,15 +75,16 @@ def vkmc_sensitivities(
 ) -> Array:
     """Return the sensitivities of k-means (Algorithm 3, line 10), shape (b,).
 
-    `rows`, (b, d), are some of the rows that `summary` describes; the cost of this
-    clustering is at most `alpha` times the lowest cost. For i in B_l the sensitivity is
+    `rows`, (b, d), are some of the rows that `summary` describes. The cost of the
+    summarised clustering is at most `alpha` times the lowest possible cost. For i in
+    B_l the sensitivity is
 
         alpha |x_i - c_l|^2 / cost + alpha cost_l / (|B_l| cost) + 2 alpha / |B_l|.
 
     Each sensitivity is at most 4 alpha, and the sum over all rows is G^(j) =
     2 alpha (1 + k). At cost 0 the first two terms are 0.
 
-    With rows 0 and 4 in a cluster with centre 1, and row 9 alone, the cost is 10.
+    The cost is 10 if rows 0 and 4 form a cluster with centre 1, and row 9 another.
 
     >>> summary = ClusterSummary(
     ...     np.array([[1.0], [9.0]]), np.array([2, 1]), np.array([10.0, 0.0])
@@ -105,7 +106,7 @@ def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
 def coreset_weights(total: float, scores: Array) -> Array:
     """Return w(i) = G / (m sum_j g_i^(j)) (Algorithm 1, line 8), shape (m,).
 
-    `total` is G, and `scores`, (m,), are the scores of each draw i of S, summed over
+    `total` is G, and `scores`, (m,), holds the score of each draw i of S, summed over
     all parties; m = |S|. The expectation of a weighted sum over S is the sum over all
     rows. Raises ValueError if a score is not positive: such a row cannot be drawn.
     """
@@ -115,7 +116,7 @@ def coreset_weights(total: float, scores: Array) -> Array:
 
 
 def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw m rows, (m,), without replacement, with weights n / m: the baseline of [1].
+    """Draw m rows, (m,), without replacement, and weights n / m: the baseline of [1].
 
     Raises ValueError if m, the `size`, is not from 1 to n.
     """
@@ -134,12 +135,12 @@ def sigma_min(blocks: Sequence[Array], weights: Array) -> float:
 
     U^(j) is an orthonormal basis of the weighted rows of party j, without directions
     below max(m, d_j) eps S_1, and gamma is the smallest nonzero singular value of
-    U = [U^(1) .. U^(T)]. The paper's proof needs this value: a model is some U theta
-    with theta orthogonal to the null space, so ``|U theta| >= gamma |theta|``. The
-    squared length of row i of U is at most sum_j g_ij, so the leverage score of the row
-    is at most that sum divided by gamma^2.
+    U = [U^(1) .. U^(T)]. The paper's proof needs this singular value: each model equals
+    U theta for some theta orthogonal to the null space, so ``|U theta| >= gamma
+    |theta|``. The squared length of row i of U is at most sum_j g_ij, so the leverage
+    score of the row is at most that sum divided by gamma^2.
 
-    For two unit vectors at 60 degrees, sigma^2 = 1 - cos 60.
+    For two unit vectors at an angle of 60 degrees, sigma^2 = 1 - cos 60.
 
     >>> a, b = np.array([[1.0], [0.0]]), np.array([[1.0], [3**0.5]])
     >>> round(sigma_min([a, b], np.ones(2)) ** 2, 12)
@@ -171,10 +172,11 @@ def tau(
     the same rows, shapes (m, d_j), m >= 2, and `pairs` is the number of pairs, drawn
     with replacement.
 
-    Returns the minimum over the parties t of the maximum ratio in the sampled pairs. It
-    is at least 1, and infinite if each party has a pair of rows that differ only in
-    other parties' columns. It is a lower bound on the true tau: with probability 0.95,
-    at most a share 3 / pairs of all pairs exceeds the value that a given party attains.
+    Returns the minimum over the parties t of the maximum ratio in the sampled pairs.
+    The minimum is at least 1, and infinite if each party has a pair of rows that differ
+    only in other parties' columns. It is a lower bound on the true tau: for a given
+    party, with probability 0.95, at most a fraction 3 / pairs of all pairs exceeds its
+    maximum ratio.
     """
     m = len(blocks[0])
     i = rng.integers(m, size=pairs)
@@ -193,8 +195,8 @@ def importance_estimate(losses: Array, weights: Array, n: int) -> tuple[float, f
 
     `losses` and `weights` (from `coreset_weights` or `uniform`) have the shape (m,).
     Returns the mean, sum_i w_i loss_i / n, and its standard error. The mean is unbiased
-    if the model was fitted without this draw. Raises ValueError for fewer than two
-    draws.
+    if the model was fitted without this draw. Raises ValueError if there are fewer than
+    two draws.
     """
     m = len(losses)
     if m < 2:

@@ -7,13 +7,13 @@ sends its draws S_m and its centres B_m, weighted so that, for any centres C,
 
     E sum_q w_q min_{c in C} |q - c|^2 = sum_m sum_{p in P_m} min_{c in C} |p - c|^2.
 
-Differences from [1]: 1. Half of the draws are uniform, so that a row next to a centre,
-with a tiny m_q / c_m, does not get a huge weight when it is drawn (`sample`;
-``uniform=0`` is [1]). 2. t_m is an integer (`split_budget`), and the weights are
+Differences from [1]: 1. Half of the draws are uniform. Otherwise a row close to a
+centre, whose m_q / c_m is tiny, would get a huge weight if drawn (`sample`;
+``uniform=0`` gives [1]). 2. t_m is an integer (`split_budget`), and the weights are
 computed from this integer: without uniform draws they are c_m / (t_m m_q), which is
-unbiased even though t_m is rounded. 3. A row that is drawn r times is sent once with r
-times the weight. 4. If a party has at least as many draws as rows, it sends all its
-rows with weight 1.
+unbiased even though t_m is rounded. 3. A row that is drawn r times is sent once, with
+its weight multiplied by r. 4. If a party has at least as many draws as rows, it sends
+all its rows with weight 1.
 
 The server sees the costs and the rows sent. A party with at most k distinct rows has
 cost 0, and its centres are these rows.
@@ -34,16 +34,17 @@ from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.typing import Array
 
 ROUNDING = 1e-7
-"""Maximum distance of points that count as equal, relative to the longest point."""
+"""Maximum distance between points treated as equal, relative to the longest point."""
 
 
 def split_budget(costs: Array, budget: int) -> Array:
     """Return t_m, the split of t draws in proportion to the costs c_m (round 2).
 
     Both have the shape (M,). Each party with a positive cost gets one draw, and the
-    rest is split in proportion to c_m, by largest remainders. A `budget` t of 0
-    requests only the local centres. Raises ValueError if a cost is negative or not
-    finite, or if t is neither 0 nor at least the number of positive costs.
+    remaining draws are split in proportion to c_m by the largest-remainder method. A
+    `budget` t of 0 requests only the local centres. Raises ValueError if a cost is
+    negative or not finite, or if t is neither 0 nor at least the number of positive
+    costs.
     """
     if not (np.isfinite(costs).all() and (costs >= 0).all()):
         raise ValueError("costs must be non-negative and finite")
@@ -75,19 +76,19 @@ def sample(
     Row q is drawn with the probability p_q = (1 - u) m_q / c_m + u / n_m, where u is
     `uniform` (0 in [1]).
 
-    Returns points, (a, d), and weights, (a,): the distinct rows of S_m in the order of
-    their numbers, then B_m, so a <= t_m + k_m. A row drawn r_q times has the weight
-    w_q = r_q / (t_m p_q), at most r_q n_m / (u t_m). A centre has the weight
+    Returns points, (a, d), and weights, (a,): first the distinct rows of S_m, in the
+    order of their numbers, and then B_m. So a <= t_m + k_m. A row drawn r_q times has
+    the weight w_q = r_q / (t_m p_q), at most r_q n_m / (u t_m). A centre has the weight
     w_b = |P_b| - sum_{q in S_m, q in P_b} w_q, which is negative if the draws from its
     cluster outweigh the cluster. The sum of the weights is n_m up to rounding. If t_m
     >= n_m, the sample is all rows with weight 1; if t_m or c_m is 0, the sample is only
     the centres, each with weight |P_b|.
 
-    With u = 0 a row near its centre is rarely drawn. If drawn, it has a large weight,
-    which is subtracted from the weight of its centre. `combine`, which cannot use
-    negative weights, then sees only the large weight.
+    With u = 0, a row near its centre is rarely drawn. If it is drawn, it gets a large
+    weight, which is subtracted from the weight of its centre. Since `combine` cannot
+    use negative weights, it then uses only the large weight.
 
-    For rows 0, 2 and 9 with centres 1 and 9, m = (1, 1, 0), so p = (5, 5, 2) / 12. The
+    For rows 0, 2 and 9 and centres 1 and 9, m = (1, 1, 0) and p = (5, 5, 2) / 12. The
     drawn row, row 2, has weight 12 / 5, and centre 1 has weight 2 - 12 / 5.
 
     >>> blocks = RowBlocks(np.array([[0.0], [2.0], [9.0]]))
@@ -122,16 +123,17 @@ def combine(
 ) -> Array:
     """Cluster the samples of all parties at the server (weighted k-means of [1]).
 
-    `points` has the shape (a, d); `weights`, of either sign, have the shape (a,), and
-    the result (k, d). If fewer than k points are distinct, some centres are equal (see
-    `first_of_equals`). Raises ValueError if `k` is below 1, or no weight is positive.
+    `points` has the shape (a, d), `weights`, of either sign, the shape (a,), and the
+    result the shape (k, d). If fewer than k points are distinct, some centres are equal
+    (see `first_of_equals`). Raises ValueError if `k` is below 1 or no weight is
+    positive.
 
     If every row of P_b can be drawn, the mean of w_b is 0. So about half of the local
-    centres have a negative weight, of the order |P_b| / sqrt(t_b) for t_b draws in the
+    centres have a negative weight, of order |P_b| / sqrt(t_b) for t_b draws in the
     cluster. The cost with signed weights is not a useful objective: if the signed
     weight of a cluster is not positive, the cluster's mean maximises its cost, and the
     minimiser fits the noise of the draws. So only the points of positive weight are
-    clustered. The cost that this adds vanishes as the number of draws grows.
+    clustered. The resulting excess cost vanishes as the number of draws grows.
     """
     positive = weights > 0
     if not positive.any():
@@ -143,10 +145,10 @@ def combine(
 def first_of_equals(centers: Array) -> Array:
     """Replace each of the centres, (k, d), with the first centre equal to it.
 
-    Centres count as equal if their distance is at most 1e-7 of the length of the
-    longest centre: rounding in K changes the lengths of its eigenvectors by up to that
-    share. Without this step, rounding would decide which of several equal rows is in
-    which cluster.
+    Centres are treated as equal if their distance is at most 1e-7 times the length of
+    the longest centre, since rounding in K changes the lengths of its eigenvectors by
+    up to this factor. Without this step, rounding would decide which of several equal
+    rows belongs to which cluster.
     """
     longest = np.linalg.norm(centers, axis=1).max()
     distances = np.linalg.norm(centers[:, None] - centers, axis=2)

@@ -21,13 +21,13 @@ MOST_BINS = 20
 """Maximum number of bins of a curve, and of classes of a confusion table."""
 
 LEAST_OF_CURVE = 100
-"""Minimum number of rows for a curve or table; with fewer, a mean is as informative."""
+"""Minimum number of rows for a curve or table; below it, a mean is as informative."""
 
 ROUNDING = 2.0**-40
-"""Numbers whose difference is below this share of the largest count as equal."""
+"""Numbers are equal if they differ by less than this share of the largest number."""
 
 LEAST_PROBABILITY = 2.0**-52
-"""Smallest probability in a log loss, which is infinite at 0."""
+"""Smallest probability in a log loss, since the log loss is infinite at 0."""
 
 
 def mean_and_error(losses: Array) -> tuple[float, float]:
@@ -49,8 +49,8 @@ def _named(name: str, mean_and_se: tuple[float, float]) -> dict[str, float]:
 def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
     """Return the area under the ROC curve and its standard error [1], by ranks [2].
 
-    `scores` and `positive` (bool) have the shape (n,); at least two rows are positive,
-    and at least two are not. Ties count half.
+    `scores` and `positive` (bool) have the shape (n,); at least two rows must be
+    positive, and at least two negative. A tie counts as half.
     """
     X, Y = scores[positive], scores[~positive]
     m, n = len(X), len(Y)
@@ -62,13 +62,13 @@ def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
 
 
 def _midranks(values: Array) -> Array:
-    """Return the ranks of numbers, from 1; equal numbers get their mean rank."""
+    """Return the ranks of numbers, from 1 on; equal numbers share their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray(np.cumsum(counts)[place] - (counts[place] - 1) / 2)
 
 
 def regression(y: Array, predicted: Array) -> dict[str, float]:
-    """Return the errors of predicted numbers against labels y, both of the shape (n,).
+    """Return error metrics of predicted numbers for labels y, both of the shape (n,).
 
     ``loss`` is the mean squared error, ``mae`` the mean absolute error, and ``r2`` the
     share of the variance explained. An error that overflows is infinite.
@@ -84,7 +84,7 @@ def regression(y: Array, predicted: Array) -> dict[str, float]:
 
 
 def explained(loss: float, variance: float) -> float:
-    """Return R^2 = 1 - loss / variance of the labels, or 0 if it is not finite."""
+    """Return R^2 = 1 - loss / variance of the labels, or 0 if R^2 is not finite."""
     with np.errstate(all="ignore"):
         r2 = float(1 - np.float64(loss) / np.float64(variance))
     return r2 if np.isfinite(r2) else 0.0
@@ -96,9 +96,9 @@ def wrong(y: Array, predicted: Array) -> dict[str, float]:
 
 
 def base_error(counts: Array) -> float:
-    """Return the error of always predicting the most frequent class.
+    """Return the error rate of always predicting the most frequent class.
 
-    `counts`, (C,), are the numbers of rows of all classes.
+    `counts`, (C,), holds the number of rows of each class.
     """
     return float(1 - counts.max() / counts.sum())
 
@@ -118,9 +118,9 @@ def two_classes(
     """Return the metrics of the predictions of a model with two classes.
 
     All arrays have the shape (n,). `positive` marks the rows of the second class, and
-    `predicted` those for which the model predicts it. The model ranks the rows by
-    `scores`. `probability` is the predicted probability of the second class; its mean
-    squared difference from 0 or 1 is ``brier``.
+    `predicted` the rows for which the model predicts this class. The model ranks the
+    rows by `scores`. `probability` is the predicted probability of the second class;
+    ``brier`` is its mean squared difference from the true value, 0 or 1.
     """
     measures = _named("auc", area_under_curve(scores, positive)) | {
         "true_positives": int((positive & predicted).sum()),
@@ -138,8 +138,9 @@ def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
 
     Returns the positions of the rows in each bin: at most `MOST_BINS` bins, each with
     at least `least` rows. Rows whose numbers are equal up to rounding always share a
-    bin: otherwise the order of the rows in the data would decide which bin a row is in.
-    The list is empty if the rows, or their different numbers, are too few for two bins.
+    bin: otherwise the order of the rows in the data would decide which bin a row
+    belongs to. The list is empty if there are too few rows, or too few different
+    numbers, for two bins.
     """
     n = len(order_by)
     if n < LEAST_OF_CURVE:
@@ -161,7 +162,7 @@ def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
 def two_class_curve(
     positive: Array, scores: Array, probability: Array | None, least: int
 ) -> dict[str, Array]:
-    """Return the counts of rows and of positive rows in bins ordered by score.
+    """Return the counts of all rows and of positive rows in bins ordered by score.
 
     ``rows``, ``positives`` and, if `probability` is given, its mean ``score`` have the
     shape (B,). See `two_classes` and `_bins_of_curve`.
@@ -180,9 +181,9 @@ def two_class_curve(
 def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]:
     """Return means of labels and predictions in bins ordered by prediction.
 
-    `y` and `predicted` have the shape (n,), the results (B,). ``rows`` is the number of
-    rows, ``predicted`` and ``true`` are the means, and ``true_sd`` is the standard
-    deviation of the labels. See `_bins_of_curve`.
+    `y` and `predicted` have the shape (n,), and the results the shape (B,). ``rows`` is
+    the number of rows, ``predicted`` and ``true`` are the means, and ``true_sd`` is the
+    standard deviation of the labels. See `_bins_of_curve`.
     """
     if not (bins := _bins_of_curve(predicted, least)):
         return {}
@@ -201,11 +202,11 @@ def confusion(
 ) -> dict[str, Array]:
     """Return ``confusion``, (C, C), the counts of rows by class and predicted class.
 
-    `y` and `predicted` have the shape (n,), `classes`, ascending, (C,). The result is
-    empty if there are fewer than three classes or more than `MOST_BINS`, or fewer than
-    `LEAST_OF_CURVE` rows. It is also empty if a class has fewer than `least` rows, or
-    is predicted at least once but for fewer than `least` rows, or if a label is not one
-    of the classes.
+    `y` and `predicted` have the shape (n,); `classes`, (C,), is in ascending order. The
+    result is empty if there are fewer than three classes or more than `MOST_BINS`, or
+    fewer than `LEAST_OF_CURVE` rows. The result is also empty if a class has fewer than
+    `least` rows, if a class is predicted for at least one but fewer than `least` rows,
+    or if a label is not one of the classes.
     """
     count = len(classes)
     few = not 2 < count <= MOST_BINS or len(y) < LEAST_OF_CURVE
@@ -248,8 +249,8 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
         )
     if metrics.get("explained", 1.0) <= 0:
         sentences.append(
-            "the clusters are no better than a single cluster: they explain "
-            f"{metrics['explained']:.3g} of its cost"
+            "the clusters are no better than a single cluster: the explained share "
+            f"of the cost is {metrics['explained']:.3g}"
         )
     if not metrics.get("smallest_cluster", 1):
         sentences.append("a cluster has no rows: choose a smaller n_clusters")

@@ -33,8 +33,8 @@ CANDIDATES = tuple(2.0**k for k in range(-2, 5))
 def base_scores(Y: Array, loss: str) -> Array:
     """Return the initial value of f, shape (C,): the mean of labels Y, shape (n, C).
 
-    With the logistic loss it is the log odds of the labels, after adding one row of
-    each class.
+    With the logistic loss, the initial value is the log odds of the labels, after
+    adding one row of each class.
     """
     mean = Y.mean(axis=0)
     if loss != "logistic":
@@ -43,11 +43,11 @@ def base_scores(Y: Array, loss: str) -> Array:
 
 
 def step_sizes(phi: Array, loss: str, factors: Sequence[float] = CANDIDATES) -> Array:
-    r"""Return step sizes from the first block of features: factors / (L'' mu_1).
+    r"""Compute step sizes, factors / (L'' mu_1), from the first block of features.
 
     L'' bounds the curvature of the loss, and mu_1 is the largest eigenvalue of the mean
-    of phi(x) phi(x)^T / F. Steps of 2 / (L'' mu_1) or more diverge on the same
-    features.
+    of phi(x) phi(x)^T / F. Steps of 2 / (L'' mu_1) or more diverge if the features stay
+    the same.
     """
     largest = np.linalg.norm(phi, 2) ** 2 / phi.size
     return np.asarray(np.asarray(factors) / (LOSSES[loss].curvature * largest))
@@ -74,14 +74,14 @@ def implicit_step(
     Theorem 4 does not apply to it.
 
     `angles`, (B, F), are the angles of the new features, in the form that
-    :func:`vfl_flower.numerics.kernel_solvers.fit` takes. `scores`, (B, C), are f before
-    the step, and `earlier`, (B, C), is :math:`f_l`, the term of f that s scales. `y`,
-    (B, C), are labels, real or -1 and +1. `regularization` is :math:`1 / \gamma`; if it
-    is None, cross-validation within the batch chooses it.
+    :func:`vfl_flower.numerics.kernel_solvers.fit` accepts. `scores`, (B, C), are f
+    before the step, and `earlier`, (B, C), is :math:`f_l`, the term of f that s scales.
+    `y`, (B, C), are labels, real or -1 and +1. `regularization` is :math:`1 / \gamma`;
+    if it is None, cross-validation within the batch chooses it.
 
-    Returns s, (C,), :math:`\delta`, (F, C), and b, (C,), the last two in the unit of y.
-    f is unchanged in a column whose labels are all equal, and in all columns if the
-    step does not lower the loss on the rows left out.
+    Returns s, (C,); :math:`\delta`, (F, C); and b, (C,). :math:`\delta` and b are in
+    the unit of y. f is unchanged in a column whose labels are all equal, and in all
+    columns if the step does not lower the loss on the rows left out.
     """
     scale, shift = np.ones(y.shape[1]), np.zeros(y.shape[1])
     new = np.zeros((angles.shape[1], y.shape[1]))
@@ -132,9 +132,10 @@ def dsg_update(
     coefficients, (T, C), in a new array, and the coefficients of the new features,
     (F, C). Raises ValueError if the step or :math:`\lambda` is out of range.
 
-    With blocks, the new coefficients are :math:`-\gamma / (B F)\, \phi^T L'`. The mean
-    over the instances replaces the expectation over x, and the mean over the features
-    replaces the expectation over :math:`\omega`, so the step stays unbiased.
+    For blocks of instances and features, the new coefficients are :math:`-\gamma / (B
+    F)\, \phi^T L'`. The mean over the instances replaces the expectation over x, and
+    the mean over the features replaces the expectation over :math:`\omega`, so the step
+    stays unbiased.
     """
     largest = np.max(step)
     if not (np.min(step) > 0 and 0 <= regularization * largest <= 1):

@@ -14,10 +14,10 @@ from vfl_flower.numerics.random_features import taken
 from vfl_flower.typing import Array
 
 WIDEST = 4
-"""The bandwidth of the angles, relative to the median distance."""
+"""The bandwidth of the angles, relative to the bandwidth from the median distance."""
 
 MULTIPLES = (1, 2, 3, 4, 6, 8, 12)
-"""Permitted multiples of an angle: bandwidths from 4 to 1/3 times the median's."""
+"""Permitted multiples of an angle, for bandwidths of 4 to 1/3 times the median's."""
 
 TRIED_ROWS, TRIED_FEATURES = 3000, 384
 """Maximum numbers of rows and features for the choice."""
@@ -27,10 +27,10 @@ def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
     """Return the factor, one of `MULTIPLES`, by which to multiply each angle.
 
     This factor has the lowest exact leave-one-out squared error of ridge regression on
-    some of the rows and features. `angles`, (n, M), are summed over the parties, at
-    `WIDEST` times the bandwidth of the median distance. `Y`, (n, C), are labels in the
-    form that `fit` takes, with classes as numbers. The result is `WIDEST` if the drawn
-    labels in a column are all equal.
+    some of the rows and features. `angles`, (n, M), are summed over the parties and
+    belong to a bandwidth of `WIDEST` times the median distance's. `Y`, (n, C), contains
+    labels in the form that `fit` accepts, with classes as numbers. The result is
+    `WIDEST` if all labels drawn in a column are equal.
     """
     rows = rng.permutation(len(Y))[:TRIED_ROWS]
     sample, Y = angles[rows, :TRIED_FEATURES], Y[rows]

@@ -1,4 +1,4 @@
-"""The embedding of any row in federated kernel k-means, by one party alone."""
+"""The embedding of any row in federated kernel k-means, computed by a single party."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FeatureSetup(TypedDict):
     kernel: Kernel
     gamma: float
     seed: str
-    """Hexadecimal digits, a secret of the parties, from which features are drawn."""
+    """Hexadecimal seed of the features, a secret of the parties."""
     fill: NotRequired[Array]
     """Replacements for missing values, shape (d,); default: `shift`."""
     shift: NotRequired[Array]
@@ -44,7 +44,7 @@ class EmbeddingPart(FeatureSetup):
     """Number of features in an iteration, and in the first iteration."""
     P: NotRequired[Array]
     """Map from the features of all iterations to the embedding, (D_1 + .. + D_T, s);
-    absent without the communication mechanism of the paper."""
+    absent if the paper's communication mechanism is not used."""
     centers: Array
     """Centres of the clusters in the space of the embedding, shape (k, s)."""
     labels: Array
@@ -59,12 +59,12 @@ def bandwidth(kernel: str, gamma: float) -> float:
 def default_gamma(
     kernel: Kernel, N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
 ) -> float:
-    """Return gamma from sums over all rows, shape (d,), as for `variances`.
+    """Return gamma, computed from sums over all rows, (d,), as in `variances`.
 
     For the Gaussian kernel this is the paper's gamma (see `gamma`). For the Laplacian
-    kernel it is the inverse of the mean of |x - x'|_1 that normal columns would have,
-    2 / sqrt(pi) standard deviations per column. Raises ValueError if the sums are not
-    finite, or no column varies.
+    kernel, gamma is the inverse of the mean of |x - x'|_1 for normally distributed
+    columns, which is 2 / sqrt(pi) standard deviations per column. Raises ValueError if
+    the sums are not finite or no column varies.
     """
     gaussian = gamma(N, sum_x, sum_squares, shift)
     if kernel == "gaussian":
@@ -79,8 +79,9 @@ def feature_blocks(
     """Yield the random features start .. stop - 1 of rows X, (n, d), in blocks.
 
     A block, (b, stop - start), holds a_j(x), with E[a_j(x) a_j(x')] = K(x, x'). Raises
-    ValueError if a feature is not finite, gamma gives no bandwidth in the range of
-    float64, or a value is missing (NaN) and the setup has no replacement for it.
+    ValueError if a feature is not finite, if the bandwidth for gamma is out of the
+    range of float64, or if a value is missing (NaN) and the setup has no replacement
+    for it.
     """
     rows = as_rows(X)
     for block in rows.blocks(feature_block_rows(setup, rows, start, stop)):
@@ -88,7 +89,7 @@ def feature_blocks(
 
 
 def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> int:
-    """Return the number of rows per block of features that keeps extra memory small."""
+    """Return a number of rows per block of features that limits the extra memory."""
     copied = "scale" in setup or not isinstance(X, ArrayRows)
     widest = max(stop - start, X.shape[1] if copied else 1)
     return max(1, BLOCK_BYTES // (8 * widest))
@@ -126,7 +127,7 @@ def _filled(setup: FeatureSetup, rows: Array) -> Array:
 
 
 def embed_rows(part: EmbeddingPart, X: Array | Rows) -> Array:
-    """Return h(x) = [a_1(x) .. a_T(x)] P, (n, s), of rows X, (n, d).
+    """Return h(x) = [a_1(x) .. a_T(x)] P, (n, s), for rows X, (n, d).
 
     The inner products of the embedded rows estimate K_s.
     """

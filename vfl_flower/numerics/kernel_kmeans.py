@@ -37,7 +37,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CONSTANT = 1e-12
-"""A variance up to this share of the column's mean square is only rounding."""
+"""A variance of at most this share of the column's mean square is rounding error."""
 
 Rule = float | Literal["auto", "paper"]
 """lambda itself, or the rule by which the first iteration sets it."""
@@ -53,8 +53,8 @@ def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
 
     The range has D features (D_1 at t = 1) and starts at a multiple of `CHUNK`.
     Orthogonal frequencies are drawn together within a chunk, and different chunks are
-    independent. So the xi_t = A_t A_t^T / D of different iterations are independent
-    (Theorem 1).
+    independent. So the matrices xi_t = A_t A_t^T / D of different iterations are
+    independent (Theorem 1).
     """
     if t == 1:
         return 0, D_1
@@ -86,8 +86,8 @@ def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Ar
     """Return the eigenpairs above a threshold of G = W_t^T W_t, (m, m) (line 10).
 
     The threshold is eta_t lambda. At least `at_least` pairs are returned, except pairs
-    that are only rounding. The values, (j,), are descending; the vectors have the shape
-    (m, j).
+    that are only rounding errors. The values, (j,), are descending; the vectors have
+    the shape (m, j).
     """
     values, vectors = np.linalg.eigh(G)
     values, vectors = values[::-1], vectors[:, ::-1]
@@ -97,7 +97,7 @@ def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Ar
 
 
 def above_rounding(values: Array, size: int) -> int:
-    """Return how many of the eigenvalues, descending, (j,), exceed rounding error.
+    """Return how many of the descending eigenvalues, (j,), exceed the rounding error.
 
     The matrix is positive semidefinite with `size` rows.
     """
@@ -108,8 +108,9 @@ def above_rounding(values: Array, size: int) -> int:
 def shrink(values: Array, vectors: Array, cut: float) -> Array:
     """Return R_t with B_{t+1} = W_t R_t (lines 12 and 13 of Algorithm 1), (D + r, r').
 
-    Its columns are v_i sqrt((lambda_i - cut) / lambda_i) over lambda_i > cut = eta_t
-    lambda, for the values lambda_i, (j,), and vectors v_i, (D + r, j), of W_t^T W_t.
+    The columns of R_t are v_i sqrt((lambda_i - cut) / lambda_i) for all lambda_i > cut
+    = eta_t lambda. Here lambda_i, (j,), are the eigenvalues and v_i, (D + r, j), the
+    eigenvectors of W_t^T W_t.
     """
     above = values > cut
     scale = np.sqrt((values[above] - cut) / values[above])
@@ -119,10 +120,10 @@ def shrink(values: Array, vectors: Array, cut: float) -> Array:
 def embed(values: Array, vectors: Array, eta: float, lam: float, s: int) -> Array:
     """Return R' with H = W_T R' (line 17 of Algorithm 1), (D + r, min(s, j)).
 
-    Its columns are v_i sqrt((lambda_i + (1 - eta) lambda) / lambda_i) for i <= s, for
-    the descending values lambda_i, (j,), and vectors v_i, (D + r, j), of W_T^T W_T, and
-    eta = eta_T. H H^T is then the estimate of K_s, the best approximation of K of rank
-    s.
+    The columns of R' are v_i sqrt((lambda_i + (1 - eta) lambda) / lambda_i) for i <= s,
+    with eta = eta_T. Here lambda_i, (j,), are the descending eigenvalues and v_i, (D +
+    r, j), the eigenvectors of W_T^T W_T. H H^T is then the estimate of K_s, the best
+    approximation of K of rank s.
     """
     scale = np.sqrt((values[:s] + (1 - eta) * lam) / values[:s])
     return np.asarray(vectors[:, :s] * scale)
@@ -131,9 +132,9 @@ def embed(values: Array, vectors: Array, eta: float, lam: float, s: int) -> Arra
 def compose(P: Array, R: Array, eta: float) -> Array:
     """Extend the map from features: [A_1 .. A_t] P' = W_t R if [A_1 ..] P = B_t.
 
-    P has the shape (D_1 + .. + D_{t-1}, r), R (D_t + r, m), and P' (D_1 + .. + D_t, m).
-    With the R' of `embed`, P' embeds any row x from its features alone:
-    h(x) = [a_1(x) .. a_T(x)] P'. For a training row this is its row of H.
+    The shapes are (D_1 + .. + D_{t-1}, r) for P, (D_t + r, m) for R, and (D_1 + .. +
+    D_t, m) for P'. With the R' of `embed`, P' embeds any row x from its features alone:
+    h(x) = [a_1(x) .. a_T(x)] P'. For a training row, h(x) is its row of H.
     """
     D = len(R) - P.shape[1]
     return np.vstack([math.sqrt(1 - eta) * P @ R[D:], math.sqrt(eta / D) * R[:D]])
@@ -142,19 +143,19 @@ def compose(P: Array, R: Array, eta: float) -> Array:
 def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) -> float:
     """Return the sine of the largest principal angle between two steps' subspaces.
 
-    The subspaces are the spans of u_1 .. u_s in iterations t - 1 and t, of which the
-    first min(s, r, j) vectors are compared. The result is 1 if there is nothing to
-    compare. `values`, (j,), are the lambda_i of W_t^T W_t, `vectors`, (D + r, j), are
-    its v_i, and `scale`, (r,), holds the squared lengths of the columns of B_t, which
-    are lambda_i - eta_{t-1} lambda in the previous iteration.
+    The subspaces are spanned by u_1 .. u_s in iterations t - 1 and t; the first min(s,
+    r, j) vectors are compared. The result is 1 if there are no vectors to compare.
+    `values`, (j,), are the lambda_i of W_t^T W_t, `vectors`, (D + r, j), are its v_i,
+    and `scale`, (r,), holds the squared lengths of the columns of B_t, which are
+    lambda_i - eta_{t-1} lambda in the previous iteration.
 
-    No row is needed: B_t = U_{t-1} diag(scale)^(1/2) and W_t^T u_i = sqrt(lambda_i) v_i
-    give the cosines U_{t-1}^T U_t = diag(scale (1 - eta_t))^(-1/2) V_B
+    No rows are needed: B_t = U_{t-1} diag(scale)^(1/2) and W_t^T u_i = sqrt(lambda_i)
+    v_i yield the cosines U_{t-1}^T U_t = diag(scale (1 - eta_t))^(-1/2) V_B
     diag(lambda_i)^(1/2), where V_B are the rows of V that belong to B_t.
 
     A step moves the subspace by eta_t times the error of one iteration's features,
     while the error of the mean over all iterations is sqrt(eta_t) times that error. So
-    the result divided by sqrt(eta_t) shows how far the subspace may be from the
+    the result divided by sqrt(eta_t) indicates how far the subspace can be from the
     subspace of K.
     """
     r = len(scale)
@@ -170,10 +171,10 @@ def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) ->
 def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     """Return lambda, an estimate of the (s + 1)-th eigenvalue of K, at least 0.
 
-    lambda is lambda_{s+1} minus the mean of the D - s - 1 smaller eigenvalues of
+    The estimate is lambda_{s+1} minus the mean of the D - s - 1 smaller eigenvalues of
     W_1^T W_1 = A_1^T A_1 / D. `values`, (j,), are the eigenvalues of this matrix in
-    descending order (at least the s + 1 largest, or all except zeros), `trace` is its
-    trace, and D > s + 1 is its size.
+    descending order: at least the s + 1 largest, or all nonzero eigenvalues. `trace` is
+    the trace of the matrix, and D > s + 1 is its size.
 
     If many small eigenvalues follow a large one, D random features overstate the large
     one by about the sum of the small ones divided by D, like a sample covariance of D
@@ -181,8 +182,8 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     lambda is too low, messages grow (a larger rank r_t); if it is too high, components
     are lost.
 
-    This differs from [1], where lambda is the (k + 2)-th eigenvalue of iteration 1 for
-    k clusters: with s > k + 1 components, the components beyond the (k + 1)-th are
+    In [1], by contrast, lambda is the (k + 2)-th eigenvalue of iteration 1 for k
+    clusters. With s > k + 1 components, the components beyond the (k + 1)-th are then
     never learned.
     """
     if len(values) <= s:
@@ -194,9 +195,9 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
 def moments(X: Array | Rows, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
     """Return the number of rows of X, (n, d), and column sums of X and X^2, (d,).
 
-    A missing value, NaN, adds nothing. `shift`, the same at all parties, is subtracted
-    from each row first. It should be a rough mean if columns are far from 0 relative to
-    their spread.
+    Missing values (NaN) are ignored. `shift`, the same at all parties, is first
+    subtracted from each row. It should be a rough mean of the rows if columns are far
+    from 0 relative to their spread.
     """
 
     def sums(_: slice, block: Array) -> tuple[Array, Array]:
@@ -214,12 +215,12 @@ def moments(X: Array | Rows, shift: Array | float = 0.0) -> tuple[int, Array, Ar
 def variances(
     N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
 ) -> Array:
-    """Return the columns' variances, or 0 if only rounding errors would be left.
+    """Return the columns' variances; 0 for a column with only rounding errors.
 
-    N and the sums are those of `moments` over all parties. `sum_squares`, and so the
-    result, has the shape (d,), or (1,) for the sum over all columns. A variance is set
-    to 0 if it is at most 1e-12 of the mean square, so that float64 leaves no correct
-    digit, or if the standard deviation is not above the rounding error of `shift`.
+    N and the sums are those of `moments` over all parties. `sum_squares` and the result
+    have the shape (d,), or (1,) for the sum over all columns. A variance is set to 0 if
+    it is at most 1e-12 times the mean square, which leaves no correct digit in float64,
+    or if the standard deviation is not above the rounding error of `shift`.
     """
     square, mean = sum_squares / N, np.square(sum_x / N)
     rounding = np.square(np.finfo(np.float64).eps * shift * np.ones(len(mean)))
@@ -256,8 +257,8 @@ def gamma(
 class Subspace:
     """The server's state of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.
 
-    D is the number of features in an iteration, and D_1 in the first iteration; s is
-    the number of components, and k the number of clusters.
+    D_1 is the number of features in the first iteration, and D in each later iteration;
+    s is the number of components, and k the number of clusters.
     """
 
     D: int
@@ -318,9 +319,9 @@ class Subspace:
     def still(self, tol: float) -> bool:
         """Return whether the subspace moved by less than `tol`.
 
-        The result is False while at most s eigenvalues have been above rounding: the
-        rows of A_1 then span the whole subspace, which does not move, however wrong its
-        eigenvectors are.
+        The result is False as long as at most s eigenvalues have exceeded rounding
+        errors: the rows of A_1 then span the whole subspace, which does not move even
+        if its eigenvectors are wrong.
         """
         return self.dimension > self.s and self.moved < tol
 

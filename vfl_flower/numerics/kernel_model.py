@@ -1,4 +1,4 @@
-"""A kernel model: the features of each party and the label holders' coefficients."""
+"""A kernel model: each party's features and the label holders' coefficients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
 
 Target = Literal["binary", "multiclass", "continuous"]
-"""The type of labels: two values, several, or real numbers."""
+"""The type of labels: two values, several values, or real numbers."""
 
 BLOCK_NUMBERS = 2**19
 """Number of values in a block of features: 4 MB."""
 
 
 class KernelPart(TypedDict):
-    """One party's local kernel model: settings and arrays by name."""
+    """One party's local kernel model: its settings and arrays, by name."""
 
     kernel: Kernel
     bandwidth: float
@@ -30,13 +30,13 @@ class KernelPart(TypedDict):
     index: int
     columns: list[str]
     seed: str
-    """Seed of the party's own features, hexadecimal; its secret."""
+    """Hexadecimal seed of the party's own features, which is the party's secret."""
     holders: list[int]
     """The label holders, which hold the coefficients, in party order."""
     block: int
     """Feature j belongs to label holder number ``(j // block) % len(holders)``."""
     shared_seed: NotRequired[str]
-    """With shared features: the seed that all parties know, hexadecimal."""
+    """With shared features: the hexadecimal seed that all parties know."""
     first_column: NotRequired[int]
     all_columns: NotRequired[int]
     """With shared features: the position of the party's first column among all columns,
@@ -88,13 +88,13 @@ def partial_angles(
 
 
 def owned(part: KernelPart, stop: int, holder: int) -> Array:
-    """Return which features, 0 .. stop - 1, belong to a label holder, shape (stop,)."""
+    """Return which of the features 0 .. stop - 1 belong to a label holder, (stop,)."""
     turn = np.arange(stop) // part["block"] % len(part["holders"])
     return np.asarray(np.asarray(part["holders"])[turn] == holder)
 
 
 def decision_function(parts: Sequence[KernelPart], blocks: Sequence[Array]) -> Array:
-    """Return f(x), eq. 7, (n, C), when all parties' local models are in one place.
+    """Return f(x) (eq. 7), (n, C), computed from the local models of all parties.
 
     `blocks` are the columns of each party, (n, d_l), in party order like `parts`.
     """
@@ -135,7 +135,7 @@ def linear_scores(angles: Array, coef: Array) -> Array:
 
 
 def answers(scores: Array, target: Target, classes: Array) -> Array:
-    """Return the labels of the classes with the largest scores, or the values, (n,).
+    """Return predictions, (n,): the labels of the top-scoring classes, or real values.
 
     `scores` are f(x), (n, C), and `classes`, (C,), are the labels of the columns; for
     "binary" they are the labels of -1 and +1, (2,).
@@ -151,7 +151,7 @@ def probabilities(scores: Array) -> Array:
     """Return the probabilities of the classes according to the logistic loss.
 
     `scores` are f(x), (n, C). The result has the same shape, or (n, 2) if C is 1. The
-    probabilities of each class against the rest are divided by their sum.
+    one-vs-rest probabilities are divided by their sum.
     """
     if scores.shape[1] == 1:
         return np.asarray(sigmoid(np.hstack([-scores, scores])))

@@ -8,14 +8,14 @@ that the columns share,
 
 (equation 1 of [1] with M random features for the kernel: :math:`z(x)^T z(x') \approx
 K(x, x')`, so :math:`|w|` replaces :math:`\|f\|_{\mathcal H}`). The intercept b is free.
-The n x M features are never in memory all at once. They are looked up block by block
-from the angles, once for the principal axes of the centred features,
+The n x M features are never in memory all at once. They are computed from the angles
+block by block, once for the principal axes of the centred features,
 
 .. math:: U = (Z - 1 \mu^T) V, \quad U^T U = \mathrm{diag}(s), \quad w = V a,
 
 and then once or twice per iteration. On these axes the square loss is solved for all
-:math:`\lambda` at once. For the other losses :math:`h s / n + \lambda`, where h is the
-mean curvature of the loss, replaces the Hessian.
+:math:`\lambda` at once. For the other losses, :math:`h s / n + \lambda` replaces the
+Hessian, where h is the mean curvature of the loss.
 
 [1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated doubly stochastic kernel learning
 for vertically partitioned data", KDD 2020.
@@ -41,7 +41,7 @@ BLOCK_BYTES = 2**22
 """Size of a block of features, small enough for a processor's cache."""
 
 GRID = 10.0 ** np.arange(-10, 3.25, 0.5)
-"""Strengths tried with the square loss: 1e-10 to 1e3 by half decades."""
+"""Strengths tried with the square loss: 1e-10 to 1e3 in steps of half a decade."""
 
 PATH = 10.0 ** np.arange(0, -10.5, -1)
 """Strengths tried with the other losses, in this order: 1 to 1e-10."""
@@ -50,7 +50,7 @@ CV_TOL, CV_ITER = 3e-2, 30
 """`tol` and `max_iter` of fits that only rank strengths; see `fit`."""
 
 Score = tuple[float, float]
-"""Deciding figure and tie-breaker on the rows left out; smaller is better."""
+"""Selection criterion and tie-breaker on the rows left out; smaller is better."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Loss:
 
 
 def sigmoid(z: Array) -> Array:
-    """Return 1 / (1 + exp(-z)), without overflow and accurate at both ends."""
+    """Return 1 / (1 + exp(-z)) without overflow, accurate for small and large z."""
     tail = np.exp(-np.abs(z))
     return np.asarray(np.where(z < 0, tail, 1.0) / (1 + tail))
 
@@ -127,7 +127,7 @@ class Fit:
     left_out: Array | None = None
     """f of each row from a fit without that row, (n, C): by folds or by `leave_out`."""
     turn: Array | None = None
-    """With `earlier`: the factor with which it is added to f, shape (C,)."""
+    """With `earlier`: the factor by which `earlier` is multiplied in f, shape (C,)."""
 
 
 def fit(
@@ -146,7 +146,7 @@ def fit(
     tol: float = 1e-3,
     max_iter: int = 1000,
 ) -> Fit:
-    r"""Minimise the objective above; choose :math:`\lambda` if none is given.
+    r"""Minimise the objective above; choose :math:`\lambda` if it is not given.
 
     `angles`, (n, M), are summed over the parties. `Y`, (n, C), is one column of -1 and
     +1; or one column per class (one-vs-rest), with one +1 in each row; or, for the
@@ -163,13 +163,13 @@ def fit(
     improve neither the errors nor the loss of the rows left out, or after one such
     strength whose fits also miss the optimum in `CV_ITER` steps.
 
-    `weights`, (n,), above 0, say how much each row counts, both in the mean loss and in
-    the figures by which strengths are chosen. `offset`, (n, C), in the unit of y, is
-    added to f. With either argument the square loss has no leave-one-out, and is solved
-    like the other losses. `earlier`, (n, C), is a term of `offset`; its multiple in f
-    is also fitted, with only the penalty of `LARGEST_TURN`. For the square loss without
-    `weights` and `offset`, `leave_out` also returns f of each row from a fit without
-    that row.
+    `weights`, (n,), above 0, determine how much each row counts, both in the mean loss
+    and in the criterion by which the strength is chosen. `offset`, (n, C), in the unit
+    of y, is added to f. With `weights` or `offset`, the square loss has no
+    leave-one-out, and is solved like the other losses. `earlier`, (n, C), is a term of
+    `offset`; its factor in f is also fitted, with only the penalty of `LARGEST_TURN`.
+    For the square loss without `weights` and `offset`, `leave_out` also returns f of
+    each row from a fit without that row.
 
     The iteration ends when, for each column, :math:`g^T B^{-1} g` is at most `tol`
     squared times the objective. Here g is the gradient, and B would be the Hessian if
@@ -248,8 +248,8 @@ class _Axes:
         for _, Z in self._columns() if self._dual else self._rows():
             gram = dsyrk(1.0, Z.T, beta=1.0, c=gram, lower=1, overwrite_c=1)
         s, V = eigh(gram, lower=True, overwrite_a=True, driver="evd")
-        # Ascending. A direction without spread, in which only rounding is left, is not
-        # an axis.
+        # Ascending. A direction without spread, in which only rounding errors remain,
+        # is not an axis.
         noise = len(s) * np.finfo(np.float64).eps * s[-1]
         first = int(np.searchsorted(s, noise, side="right"))
         self.s, self._V = s[first:], V[:, first:]
@@ -331,9 +331,9 @@ def _ridge(
     r"""Minimise the square loss: :math:`a = (S + n \lambda / 2)^{-1} U^T y`.
 
     The leave-one-out residuals are :math:`r_i / (1 - h_i)` with
-    :math:`h_i = 1/n + \sum_k u_{ik}^2 / (s_k + n \lambda / 2)`. Returns a with the
-    intercept as its last row, (r + 1, C); :math:`\lambda`; and the score of each
-    strength in `GRID`, unless `regularization` is given.
+    :math:`h_i = 1/n + \sum_k u_{ik}^2 / (s_k + n \lambda / 2)`. Returns a, with the
+    intercept as its last row, (r + 1, C); :math:`\lambda`; and, unless `regularization`
+    is given, the score of each strength in `GRID`.
     """
     n, b = axes.n, Y.mean(axis=0)
     target = axes.backward(Y - b)
@@ -368,7 +368,7 @@ def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
 
 @shapes_only
 class _Task(NamedTuple):
-    """The labels y and the terms of f = U a + b + .. in their loss; see `_minimise`."""
+    """The labels y and the known terms of f = U a + b + ..; see `_minimise`."""
 
     axes: _Axes
     Y: Array
@@ -387,11 +387,11 @@ def _cross_validate(
     rng: np.random.Generator,
     weights: Array | None,
 ) -> tuple[Array, dict[float, Score], Array]:
-    """Try the strengths of `PATH`, each starting from the previous solution.
+    """Try the strengths in `PATH`, starting each fit from the previous solution.
 
     All folds and classes are columns of one problem. Returns the mean solution of the
-    folds at the best strength, (r + k, C), the score of each strength tried, and f of
-    the rows left out at the best strength, (n, C).
+    folds at the best strength, (r + k, C), the score of each strength tried, and, at
+    the best strength, f of the rows left out, (n, C).
     """
     axes, Y, loss, offset, free = task
     n, C = Y.shape
@@ -441,9 +441,9 @@ def _minimise(
     The objective of column k is
     :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`.
     L-BFGS runs on all columns at once, with each objective divided by its initial
-    value. The variable is scaled by the root of B (see `fit`). L-BFGS restarts whenever
-    the mean curvature of the loss has changed by a factor of 4, since the curvature
-    goes to 0 with the loss.
+    value. The variable is scaled by the square root of B (see `fit`). L-BFGS restarts
+    whenever the mean curvature of the loss has changed by a factor of 4, because the
+    curvature approaches 0 as the loss does.
 
     f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the multiples of the k
     columns in `free`, the last of which is b; `start` is the initial x, 0 by default.
@@ -473,7 +473,8 @@ def _minimise(
         G = np.vstack([axes.backward(R), *slopes]) + penalty * X
         value = (W * loss.value(F, Y)).sum(axis=0) + (penalty * X**2).sum(axis=0) / 2
         curvature = (W * loss.second(F, Y)).sum(axis=0)
-        # At least the curvature of one row: a hinge may have no curvature in any row.
+        # At least the curvature of one row: a hinge loss can have no curvature in any
+        # row.
         B = np.maximum(curvature, loss.curvature / axes.n) * spread + penalty
         return value, G, F, B
 

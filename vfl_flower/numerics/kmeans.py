@@ -22,16 +22,17 @@ def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
     """Draw row numbers with replacement, row i with probability g_i / sum g.
 
     Used for line 5 of Algorithm 1 of the coreset paper, and for k-means++. `g` has the
-    shape (n,), the result (size,). A row with g_i = 0 is never drawn. The first a draws
-    equal the draws of a call with size a. Raises ValueError if `size` or a value of `g`
-    is negative, or if the sum of `g` is not positive and finite.
+    shape (n,), and the result the shape (size,). A row with g_i = 0 is never drawn. The
+    first a draws equal the draws of a call with size a. Raises ValueError if `size` or
+    a value of `g` is negative, or if the sum of `g` is not positive and finite.
     """
     cumulative = np.cumsum(g)
     if len(g) == 0 or g.min() < 0 or not 0 < cumulative[-1] < np.inf:
         raise ValueError(
             "sampling weights must be non-negative, with a positive, finite sum"
         )
-    # random() <= 1 - 2^-53, so the product rounds to below the sum: no draw is n.
+    # random() <= 1 - 2^-53, so the rounded product is below the sum, and no draw equals
+    # n.
     points = rng.random(size) * cumulative[-1]
     return np.asarray(np.searchsorted(cumulative, points, side="right"), np.int64)
 
@@ -50,7 +51,7 @@ def seed_centers(
     positive.
 
     Distances are computed as |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that
-    a large common offset of the data costs no accuracy.
+    a large common offset of the data does not reduce their accuracy.
     """
 
     def masses(shift: Array, part: slice, rows: Array) -> list[Array]:
@@ -79,7 +80,7 @@ def seed_centers(
         parts = blocks.map_reduce(
             partial(masses, candidates - origin), operator.add, list[Array]()
         )
-        # One candidate after another, so that their masses are not held twice.
+        # One candidate at a time, so that the masses are not held in memory twice.
         least = np.inf
         for j in range(trials):
             trial = np.concatenate([part[j] for part in parts])
@@ -91,14 +92,14 @@ def seed_centers(
 def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
     """Find the centre, among (k, d), that is closest to each row, (b, d).
 
-    Returns pi(i) = argmin_l |x_i - c_l|, the lowest such l, int64, (b,); and
-    |x_i - c_pi(i)|^2, (b,). These squares are computed from the differences, so they
-    are exactly 0 for a row that is a centre.
+    Returns pi(i) = argmin_l |x_i - c_l|, int64, (b,), the smallest such l if there are
+    several; and |x_i - c_pi(i)|^2, (b,). These squares are computed from the
+    differences, so they are exactly 0 for a row that equals a centre.
 
     >>> assign(np.array([[0.0], [3.0], [10.0]]), np.array([[1.0], [10.0]]))
     (array([0, 0, 1]), array([1., 4., 0.]))
     """
-    # argmin |x - c|^2 = argmax (x - s) (c - s) - |c - s|^2 / 2. If s is amid the
+    # argmin |x - c|^2 = argmax (x - s) (c - s) - |c - s|^2 / 2. If s lies among the
     # centres, the rounding error is relative to |x| |c - s| and not to |x|^2.
     origin = centers.mean(axis=0)
     shifted = centers - origin
@@ -112,7 +113,7 @@ def simplified_silhouettes(rows: Array, centers: Array) -> Array:
 
     a and b are the distances to the closest and the second closest of at least two
     centres, (k, d). The result is 1 for a row that lies on a centre, even if two
-    centres coincide there. The measure is by Hruschka et al. (2006):
+    centres coincide there. The measure was introduced by Hruschka et al. (2006):
 
     E. R. Hruschka, R. J. G. B. Campello and L. N. de Castro, "Evolving clusters in gene
     expression data", Information Sciences 176, 2006.
@@ -133,7 +134,7 @@ def lloyd(
 
     `weights`, (n,), are 1 by default. The iteration stops after `max_iter` passes over
     the data, or when a pass lowers the cost by no more than `tol` times the cost. A
-    centre without rows stays where it is.
+    centre without rows is unchanged.
     """
     k = len(centers)
 
@@ -150,7 +151,7 @@ def lloyd(
     nothing = np.zeros_like(centers), np.zeros(k), 0.0
     for _ in range(max_iter):
         sums, sizes, cost = blocks.map_reduce(totals, add_each, nothing)
-        # At cost 0 a mean would only add rounding errors to exact centres.
+        # At cost 0, a mean would only add rounding errors to exact centres.
         if cost == 0 or previous - cost <= tol * cost:
             break
         previous = cost
@@ -167,8 +168,9 @@ def weighted_kmeans(
     """Cluster weighted rows X, (m, d), with scikit-learn's KMeans.
 
     Returns the best centres of `n_init` starts, (k, d), and their cost, sum_i w_i min_l
-    |x_i - c_l|^2, with the weights w >= 0, (m,). If fewer than k rows are distinct,
-    some centres are equal. Raises ValueError if `k` is below 1, or there are no rows.
+    |x_i - c_l|^2. The weights w, (m,), are not negative. If fewer than k rows are
+    distinct, some centres are equal. Raises ValueError if `k` is below 1 or there are
+    no rows.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -182,10 +184,10 @@ def weighted_kmeans(
 
 
 def partial_distances(rows: Array, centers: Array) -> Array:
-    """Return squared distances, >= 0, over one party's columns, (b, k).
+    """Return squared distances over one party's columns, at least 0, (b, k).
 
-    `rows` have the shape (b, d_j), `centers` (k, d_j). The squared distances of all
-    parties add up to |x_i - c_l|^2 over all columns.
+    `rows` has the shape (b, d_j), and `centers` the shape (k, d_j). The squared
+    distances of all parties add up to |x_i - c_l|^2 over all columns.
     """
     origin = centers.mean(axis=0)
     rows, centers = rows - origin, centers - origin

@@ -1,8 +1,8 @@
-r"""Lanczos: eigenpairs above a threshold of a symmetric matrix known by its products.
+r"""Lanczos algorithm: eigenpairs above a threshold, from products with the matrix.
 
-The symbols are those of [1], Appendix B: R is the matrix, known only through products
-g = R c (one round trip each in the federated protocol), c_1 .. c_Q are the orthonormal
-Lanczos vectors, and T_Q = C_Q^T R C_Q. After Q steps,
+The symbols are those of [1], Appendix B: R is the symmetric matrix, known only through
+products g = R c, each of which takes a round trip in the federated protocol. c_1 .. c_Q
+are the orthonormal Lanczos vectors, and T_Q = C_Q^T R C_Q. After Q steps,
 
     R C_Q = C_Q T_Q + g e^T,    C_Q^T C_Q = I,    C_Q^T g = 0,
 
@@ -43,7 +43,7 @@ class Lanczos:
     residual: Array
     """g with R Q = Q T + g e^T, (n,)."""
     values: Array
-    """The wanted Ritz values, descending: those above the threshold, (m,)."""
+    """The Ritz values above the threshold, in descending order, (m,)."""
     vectors: Array
     """The Ritz vectors of these values, orthonormal, (n, m)."""
     steps: int
@@ -61,22 +61,22 @@ def lanczos(
 ) -> Lanczos:
     """Find the eigenpairs above a threshold (Algorithm 2 with eq. 3 of [1]).
 
-    `matvec` maps c, (n,), to g = R c, (n,) (line 5), with R symmetric; `start`, (n,),
-    is c_1 up to its length, and `first`, (n,), is R c_1 if the caller knows it. All
-    eigenvalues above `threshold`, eta_t lambda in [1], are wanted, and in any case the
-    `at_least` largest eigenvalues.
+    `matvec` maps c, (n,), to g = R c, (n,) (line 5), with R symmetric. `start`, (n,),
+    is a multiple of c_1, and `first`, (n,), is R c_1 if the caller knows this product.
+    The function looks for all eigenvalues above `threshold`, which is eta_t lambda in
+    [1], and in any case for the `at_least` largest eigenvalues.
 
     The iteration stops when every Ritz value above the threshold has converged and the
     largest Ritz value not above the threshold has settled. A value has settled if its
     residual is at most sqrt(`TOL`) times the threshold (so that its error is of the
-    order of the residual squared) and no larger than its distance from the threshold.
+    order of the squared residual) and no larger than its distance from the threshold.
     Ritz values converge from the ends of the spectrum inwards, so the iteration misses
     no eigenvalue above the threshold that c_1 can reach.
 
     At a breakdown (beta_q = 0, line 9) the Lanczos vectors span an invariant space and
     all Ritz values are exact. The iteration then continues from a random vector
-    orthogonal to them, drawn from `rng`. It ends when such a vector has revealed no
-    eigenvalue above the threshold, or when the space is exhausted (q = n).
+    orthogonal to them, drawn from `rng`. The iteration ends when such a vector has
+    revealed no eigenvalue above the threshold, or when the space is exhausted (q = n).
 
     Differences from [1]: 1. Algorithm 2 ends at a breakdown. 2. Each vector is
     orthogonalised twice against *all* earlier vectors, which includes line 7.
@@ -147,7 +147,7 @@ def _extended(
         basis = np.column_stack([Q, c / length])
         return basis, float(basis[:, -1] @ g)
     length = 0.0
-    while length <= len(g) * EPS:  # without a unit, unlike `tiny`
+    while length <= len(g) * EPS:  # dimensionless, unlike `tiny`
         c = rest(rng.standard_normal(len(g)))
         length = float(np.linalg.norm(c))
     return np.column_stack([Q, c / length]), 0.0

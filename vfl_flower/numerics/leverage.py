@@ -1,4 +1,4 @@
-"""Leverage scores of a party's columns, block by block and of any rank."""
+"""Leverage scores for a party's columns of any rank, computed block by block."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ EPS = float(np.finfo(np.float64).eps)
 def leverage_factor(blocks: RowBlocks) -> Array:
     """Find F, (d, r), such that U = X F is an orthonormal basis of the columns of X.
 
-    This is line 2 of Algorithm 2 without the n x d matrix U. X has the shape (n, d),
-    and is [X, y] at the label holder; r is its numerical rank. F is computed from the
-    eigenvectors of the Gram matrix if they are accurate, and otherwise from the
-    singular vectors of R in a blockwise QR factorisation, which costs about twice as
-    much. Raises ValueError if X has a missing or infinite value.
+    This is line 2 of Algorithm 2 without the n x d matrix U. X has the shape (n, d); at
+    the label holder it is [X, y]. r is the numerical rank of X. F is computed from the
+    eigenvectors of the Gram matrix if they are accurate. Otherwise F is computed from
+    the singular vectors of R in a blockwise QR factorisation, at about twice the cost.
+    Raises ValueError if X has a missing or infinite value.
 
-    Columns are first scaled to length 1, Z = X D^-1, and columns of zeros are left out.
+    Columns are first scaled to length 1, Z = X D^-1, and columns of zeros are omitted.
     With Z = Q S V^T, F = D^-1 V S^-1 over the singular values above max(n, d) eps S_1.
 
     *When the Gram matrix is accurate.* C = Z^T Z is summed in blocks of b rows, so the
     error of each entry is at most (b + n / b) u, u = eps / 2 [2, section 3.1], and the
-    error of C is at most e = d (b + n / b) u in the spectral norm. F^T C F = I holds
-    for the computed C. So the true U^T U differs from I by at most e / lambda_min(C),
-    which to first order also bounds the relative error of each score. The Gram matrix
-    is used if this bound is at most 1e-6. Otherwise QR is used, whose error grows with
-    the condition number of Z and not with its square.
+    error of C is at most e = d (b + n / b) u in the spectral norm. Since F^T C F = I
+    for the computed C, the true U^T U differs from I by at most e / lambda_min(C). To
+    first order, this is also a bound on the relative error of each score. The Gram
+    matrix is used if this bound is at most 1e-6. Otherwise QR is used, whose error
+    grows with the condition number of Z and not with its square.
 
     [2] N. J. Higham, "Accuracy and stability of numerical algorithms", SIAM 2002.
     """
@@ -78,12 +78,12 @@ def _qr_factor(blocks: RowBlocks) -> Array:
 
 
 def _stacked(R: Array, rows: Array) -> Array:
-    """Return the QR factor R of a matrix with known R after adding rows to it."""
+    """Update the QR factor R of a matrix to which rows are added."""
     return np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
 
 
 def _embed(scaled: Array, scale: Array, F: Array) -> Array:
-    """Undo the scaling of the columns; columns that were left out get rows of zeros."""
+    """Undo the scaling of the columns; omitted columns get rows of zeros."""
     unscaled = np.zeros((len(scaled), F.shape[1]))
     unscaled[scaled] = scale[:, None] * F
     return unscaled
@@ -95,8 +95,8 @@ def leverage_scores(blocks: RowBlocks, F: Array) -> Array:
     `blocks` are X, (n, d), and F, (d, r), is from `leverage_factor`. Up to rounding,
     the scores are between 0 and 1, and their sum is r.
 
-    Only row 3 has the second direction; rows 1 and 2 share the first in the ratio
-    9 : 16.
+    Only row 3 has a component in the second direction; rows 1 and 2 share the first
+    direction in the ratio 9 : 16.
 
     >>> blocks = RowBlocks(np.array([[3.0, 0.0], [4.0, 0.0], [0.0, 7.0]]))
     >>> np.round(leverage_scores(blocks, leverage_factor(blocks)), 12)

@@ -1,4 +1,4 @@
-r"""Least squares with penalties, pooled and in blocks of columns.
+r"""Penalised least squares, on pooled columns and on blocks of columns.
 
 All solvers here and in ``strategies/coresets/linear.py`` minimise the same objective,
 which is the paper's objective divided by n,
@@ -30,7 +30,7 @@ class Penalty:
 
     @classmethod
     def named(cls, regularizer: str, alpha: float, l1_ratio: float) -> Penalty:
-        """Return the penalty that a regularizer stands for.
+        """Return the penalty for the name of a regularizer.
 
         "none": 0; "ridge": ``l2 = alpha`` (0.1 in the paper); "lasso": ``l1 = alpha``;
         "elasticnet": ``l1 = alpha * l1_ratio`` and ``l2 = alpha * (1 - l1_ratio)``.
@@ -47,11 +47,11 @@ class Penalty:
 def solve_pooled(
     X: Array, y: Array, weights: Array, n: int, penalty: Penalty, fit_intercept: bool
 ) -> tuple[Array, float]:
-    """Return theta, (d,), and b of pooled rows, by scikit-learn (CENTRAL in the paper).
+    """Fit theta, (d,), and b to pooled rows with scikit-learn (CENTRAL in the paper).
 
-    X has the shape (m, d), y and the weights w have the shape (m,). The weighted rows
-    represent n rows. If X lacks full rank and there is no penalty, theta has the
-    smallest norm for columns scaled to the same size.
+    X has the shape (m, d); y and the weights w have the shape (m,). The weighted rows
+    represent n rows. If X lacks full rank and there is no penalty, theta is the
+    solution with the smallest norm for columns scaled to the same size.
     """
     from sklearn.linear_model import LinearRegression, Ridge
 
@@ -80,9 +80,9 @@ def mean_squared_error(residuals: Array, weights: Array | None, n: int) -> float
 
 
 def center(X: Array, weights: Array) -> Array:
-    """Subtract from the columns of X, (m, d), their means weighted by `weights`, (m,).
+    """Subtract the columns' means, weighted by `weights`, (m,), from X, (m, d).
 
-    A constant column becomes exactly 0, instead of a direction of rounding errors.
+    A constant column becomes exactly 0, rather than a direction of rounding errors.
     """
     mean = weights @ X / weights.sum()
     centered = X - mean
@@ -96,11 +96,11 @@ def constant_noise(mean: Array, m: int) -> Array:
 
 
 def whiten(gram: Array, l2: Array) -> Array:
-    """Return F with ``F^T (A^T A + diag(l2)) F = I``: a party's own preconditioner.
+    """Return F with ``F^T (A^T A + diag(l2)) F = I``: a party's preconditioner.
 
-    F has the shape (d, r), `gram`, A^T A, (d, d), and `l2`, the penalties, (d,).
-    Directions are left out if their eigenvalue of the scaled Gram matrix is below 1e-12
-    of the largest eigenvalue.
+    F has the shape (d, r); `gram` is A^T A, (d, d); and `l2` holds the penalties, (d,).
+    Directions are omitted if their eigenvalue of the scaled Gram matrix is below 1e-12
+    times the largest eigenvalue.
     """
     matrix = gram + np.diag(l2)
     scale = np.sqrt(np.diag(matrix))

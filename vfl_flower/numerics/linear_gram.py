@@ -7,8 +7,8 @@ known,
 .. math:: G = \begin{pmatrix} U^T U & U^T t \\ t^T U & t^T t \end{pmatrix}.
 
 The blocks on the diagonal of :math:`U^T U` are the identity, so its condition number
-depends only on the overlap of *different* parties' columns. G may therefore have errors
-that would spoil a Gram matrix of the columns themselves.
+depends only on the overlap of *different* parties' columns. So even errors that would
+make a Gram matrix of the columns themselves useless are acceptable in G.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vfl_flower.numerics.linear import Penalty, solve_pooled, whiten
 from vfl_flower.typing import Array
 
 TOLERANCE = 1e-9
-"""Eigenvalues of U^T U below this value times the number of columns count as 0. The
-value is ten times the error of rounding to 31 fraction bits."""
+"""Eigenvalues of U^T U below this value times the number of columns are treated as 0.
+The value is ten times the error of rounding to 31 fraction bits."""
 
 BLOCK_ROWS = 2**15
 """Number of rows in a block; blocks avoid a second copy of the columns."""
@@ -46,7 +46,8 @@ def pseudo_rows(gram: Array) -> tuple[Array, Array, float]:
     """Return r rows K and targets q with ``|U x - t|^2 = |K x - q|^2 + rest``.
 
     G has the shape (d + 1, d + 1), with t in its last column; K^T K = U^T U; K has the
-    shape (r, d) and q (r,). `rest` is the amount of |t|^2 that no x explains.
+    shape (r, d), and q the shape (r,). `rest` is the portion of |t|^2 that no x
+    explains.
     """
     values, vectors = np.linalg.eigh(gram[:-1, :-1])
     large = values > TOLERANCE * len(gram)
@@ -76,7 +77,8 @@ def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
     """Return sigma_min of Assumption 4.1 from G, (d + 1, d + 1).
 
     See `coresets.sigma_min`. `blocks` are the positions in G of each party's columns,
-    including the target. Singular values below about 1e-4 count as linear dependences.
+    including the target. Singular values below about 1e-4 are treated as linear
+    dependences.
     """
     d, parts = len(gram), []
     for places in blocks:
@@ -100,14 +102,15 @@ def bounded_columns(
     """Return which columns isolate no single row: bool, shape (d,).
 
     If a column, or a combination of columns, is nonzero in one row only, a Gram matrix
-    reveals that row of all other columns. The leverage score of the row is then 1;
+    reveals that row of all other columns. The leverage score of that row is then 1; the
     scores are small if many rows share each direction.
 
     `columns` yields the d columns, (m,) each; A, (m, d), holds the same columns after
     subtracting their means and multiplying each row by the root of its weight. At least
     `least_rows` rows must differ from the most frequent value of a column. While the
-    leverage score of a row is above `most_leverage`, the column that counts most in the
-    combination pointing to this row is dropped. The last `fixed` columns always stay.
+    leverage score of a row is above `most_leverage`, the column with the largest share
+    in the combination that points to this row is dropped. The last `fixed` columns are
+    never dropped.
     """
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)

@@ -2,8 +2,8 @@
 
 The symbols are those of [1], whose *clients* are our parties: party l holds n^(l) rows
 and has centroids C^(l); gamma is the quantisation step, B the number of bins of a
-column, q the number of rows in each bin, X_s the server's points, C_s its K centres,
-X_R the rows to remove and X' the remaining rows. All points are in the cube
+column, q the number of rows in each bin, X_s the server's points, C_s the K global
+centres, X_R the rows to remove and X' the remaining rows. All points are in the cube
 [-1/2, 1/2]^d, to which `Box` scales the data.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
@@ -32,8 +32,8 @@ from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
 MAX_SERVER_BYTES = 2**28
-"""Maximum size of the random points X_s, in bytes; beyond it, fewer points get larger
-weights."""
+"""Maximum size of the random points X_s, in bytes; above this size, fewer points with
+larger weights are drawn."""
 
 
 def initialise(
@@ -43,43 +43,46 @@ def initialise(
     prefix: Array | None = None,
     added: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Draw centroids among the rows by k-means++, and keep their order.
+    """Draw centroids among the rows by k-means++, and return them in the order drawn.
 
     Line 2 of Algorithm 1: the first centroid is a uniformly drawn row, and each further
     centroid is row x with probability d^2(x, C) / phi_c(X; C). With a prefix, lines
-    5-14 of Algorithm 3: the centroids of the prefix come first, and only the rest are
-    drawn. With added rows A as well, the centroids of the prefix are tried in order,
-    and each stays with probability phi_c(X; C) / (phi_c(X; C) + phi_c(A; C)). The first
-    that does not stay is replaced by a row of A, and all later ones are drawn anew.
+    5-14 of Algorithm 3: the centroids of the prefix come first, and only the remaining
+    centroids are drawn. With added rows A as well, the centroids of the prefix are
+    tested in order, and each stays with probability phi_c(X; C) / (phi_c(X; C) +
+    phi_c(A; C)). The first centroid that does not stay is replaced by a row of A, and
+    all later centroids are drawn anew.
 
-    `blocks` are the rows, (n, d), possibly none: to unlearn, the remaining rows X'; to
-    add, the rows of X and A. `k` is K', the maximum number of centroids of a party.
-    `prefix`, (i,), holds the row numbers of the centroids to keep. `added`, bool, (n,),
-    marks the rows in A; the prefix was drawn among the other rows.
+    `blocks` are the rows, (n, d), of which there may be none: the remaining rows X' for
+    unlearning, or the rows of X and A for adding. `k` is K', the maximum number of
+    centroids of a party. `prefix`, (i,), holds the row numbers of the centroids to
+    keep. `added`, bool, (n,), marks the rows in A; the prefix was drawn among the other
+    rows.
 
-    Returns the row numbers of the centroids in the order drawn, (k',), with no two rows
-    equal; and the number of each row's nearest centroid, (n,), where ties go to the
-    first centroid. Raises ValueError if `prefix` names two equal rows.
+    Returns the row numbers of the centroids in the order drawn, (k',), no two of which
+    are equal rows; and the number of each row's nearest centroid, (n,), where ties go
+    to the first centroid. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
     Given the centroids before it, the next centroid is either a D^2 draw from X that
-    fell outside X_R, which has the law of a D^2 draw from X', or a new D^2 draw from X'
-    in its place. In both cases it is a D^2 draw from X', so by induction the sequence
+    fell outside X_R, which has the law of a D^2 draw from X', or a new D^2 draw from
+    X'. In both cases the centroid is a D^2 draw from X', so by induction the sequence
     of rows has the law of a fresh run on X'. Several consecutive requests are also
-    exact, and so is removing a row that has an equal twin.
+    exact, and so is the removal of a row that equals another row.
 
-    The lemma does not hold for a set X_R chosen after a look at the centroids, nor for
-    the rows of highest cost under the present C_s, as in Section 6 of [1], because such
-    a set depends on the draws. Given such an X_R, the law is not that of a fresh run.
+    The lemma does not hold for a set X_R that depends on the draws: a set chosen with
+    knowledge of the centroids, or the rows of highest cost under the current C_s, as in
+    Section 6 of [1]. Given such a set X_R, the sequence does not have the law of a
+    fresh run.
 
     Adding is exact for rows A that do not depend on the draws. Let X' be X together
     with A. Given the centroids before it, all of which were kept, c_j is a D^2 draw
     from X. Let y be a D^2 draw from X'. With probability phi_c(A; C) / phi_c(X'; C), y
     is in A, and is then a D^2 draw from A; otherwise it is a D^2 draw from X, like c_j.
-    So taking y if it is in A, and c_j if not, gives a D^2 draw from X'. After the first
-    y in A, all draws are from X' anyway. By induction the sequence has the law of a
-    fresh run on X' (this is the step of [2] for a sample of one). Additions and
-    removals may follow one another in any order. Both are exact up to rounding: the
+    So taking y if it is in A, and c_j otherwise, gives a D^2 draw from X'. After the
+    first y in A, all draws are from X' in any case. By induction the sequence has the
+    law of a fresh run on X' (this is the step of [2] for a sample of one). Additions
+    and removals may follow one another in any order. Both are exact up to rounding: the
     relative error of a probability is about n 2^-53.
 
     >>> blocks = RowBlocks(np.array([[0.0], [9.0], [0.0]]))
@@ -103,7 +106,7 @@ def initialise(
         if nearest[row] == 0:
             raise ValueError(f"prefix must name rows of distinct values, got {reused}")
         center = blocks.take(np.array([row]))
-        # Called at once, with this centre.
+        # Called immediately, with this centre.
         distances = blocks.per_row(lambda X: row_squares(X - center))  # noqa: B023
         closer = distances < nearest
         labels[closer] = j
@@ -113,10 +116,10 @@ def initialise(
 
 
 def surviving(centroids: Array, removed: Array) -> Array:
-    """Return c_1 .. c_i, the centroids drawn before the first removed one, shape (i,).
+    """Return the centroids drawn before the first removed centroid, c_1 .. c_i, (i,).
 
     Lines 2-10 of Algorithm 3. `centroids`, (k',), and `removed`, (r,), are row numbers
-    or ids. If all survive, nothing is redrawn.
+    or ids. If all centroids survive, none is redrawn.
 
     >>> surviving(np.array([7, 2, 5]), np.array([1, 5, 2]))
     array([7])
@@ -143,12 +146,12 @@ def seed_centroids(
     prefix: Array | None = None,
     added: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Draw a party's centroids among the rows that take part, like `initialise`.
+    """Draw a party's centroids among the participating rows, like `initialise`.
 
-    X are all rows of the party, (n, d), in the unit of the data; `stay`, bool, (n,),
-    marks the rows that take part. `prefix` and `added` are as in `initialise`, but
-    refer to the rows of X. Returns the row numbers of the centroids in the order drawn,
-    and how many rows are nearest to each centroid, both (k',).
+    X holds all rows of the party, (n, d), in the unit of the data; `stay`, bool, (n,),
+    marks the participating rows. `prefix` and `added` are as in `initialise`, but refer
+    to the rows of X. Returns the row numbers of the centroids in the order drawn, and
+    the number of rows nearest to each centroid, both (k',).
     """
     numbers = np.arange(len(X)) if stay is None else np.flatnonzero(stay)
     places = None if prefix is None else np.searchsorted(numbers, prefix)
@@ -163,9 +166,9 @@ def local_clusters(
 ) -> tuple[Array, Array]:
     """Return a party's centroids, and the local cluster of each row.
 
-    The centroids are C^(l), (k'', d), not quantised; the clusters are labels of the
-    shape (n,). `blocks` are the rows that stay, (n, d), and `rows`, (k',), are the row
-    numbers in `blocks` of the drawn centroids, in the order drawn. `full` adds Lloyd's
+    The centroids are C^(l), (k'', d), not quantised; the local clusters are given as
+    labels, (n,). `blocks` are the participating rows, (n, d). `rows`, (k',), holds the
+    row numbers in `blocks` of the centroids, in the order drawn. `full` adds Lloyd's
     iteration (see `complete`), and `least` is the minimum number of rows in a cluster
     (see `merge_small`).
     """
@@ -181,7 +184,8 @@ def local_clusters(
     remain, _, merged = merge_small(centroids, sizes, least)
     labels = merged[labels]
     if full:
-        # Lloyd's means are of the previous iteration's rows, whose number is unknown.
+        # Lloyd's means belong to the rows of the previous iteration, whose number is
+        # unknown.
         return _means(blocks, labels, len(remain)), labels
     return centroids[remain], labels
 
@@ -189,24 +193,25 @@ def local_clusters(
 def merge_small(
     centroids: Array, sizes: Array, least: int
 ) -> tuple[Array, Array, Array]:
-    """Merge clusters of few rows into others, until none has fewer than `least` rows.
+    """Merge small clusters into others until none has fewer than `least` rows.
 
-    The smallest cluster (the last, if several are equally small) repeatedly joins the
-    cluster with the nearest centroid (the first, if several are equally near). In the
-    end each cluster has at least `least` rows, or a single cluster holds all the
-    party's rows.
+    Repeatedly, the smallest cluster joins the cluster with the nearest centroid. Of
+    several equally small clusters the last one joins, and of several equally near
+    centroids the first is chosen. In the end, each cluster has at least `least` rows,
+    or a single cluster contains all the party's rows.
 
-    `centroids`, (k', d), are C^(l) in the order drawn, or the means from `complete`,
-    and `sizes`, (k',), are the numbers of rows in each cluster. Returns the numbers of
-    the clusters that remain, (k'',), in ascending order; their sizes, (k'',); and for
-    each original cluster the position of its new cluster among these, (k',).
+    `centroids`, (k', d), are C^(l) in the order drawn, or the means from `complete`;
+    `sizes`, (k',), holds the number of rows in each cluster. Returns the numbers of the
+    remaining clusters, (k'',), in ascending order; their sizes, (k'',); and, for each
+    original cluster, the position of its new cluster among the remaining clusters,
+    (k',).
 
-    Unlearning stays exact, since no merge is remembered: a party's counts are a
-    function f(c, X) of only the drawn sequence c and the rows X, without further draws.
-    After a removal the party computes f(c', X') anew. By Lemma 5.1 c' has the law of a
-    fresh sequence on X', so f(c', X') has the law of a fresh result on X'. Two changes
-    would break this: keeping only the remaining centroids as C^(l), and leaving
-    clusters merged or separate because they were so before.
+    Unlearning stays exact, since merges are not stored: a party's counts are a function
+    f(c, X) of the drawn sequence c and the rows X alone, without further draws. After a
+    removal, the party computes f(c', X') anew. By Lemma 5.1 c' has the law of a fresh
+    sequence on X', so f(c', X') has the law of a fresh result on X'. Two changes would
+    break this property: storing only the remaining centroids as C^(l), and keeping
+    clusters merged or separate because they were before.
 
     >>> merge_small(np.array([[0.0], [9.0], [8.0]]), np.array([5, 1, 3]), 2)
     (array([0, 2]), array([5, 4]), array([0, 1, 1]))
@@ -227,12 +232,12 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     """Run Lloyd's iteration from the drawn centroids (Appendix M.3).
 
     `blocks` are the rows, (n, d), and `rows`, (k',), the drawn centroids from
-    `initialise`. Returns the means, (k'', d), except means that are nearest to no row,
+    `initialise`. Returns the means, (k'', d), without those that are nearest to no row;
     and the number of each row's nearest mean, (n,).
 
     The result is a function of the drawn rows and the data. So unlearning stays exact
-    if this function runs again after each removal, starting from the drawn rows and
-    never from the present means. A party therefore stores the drawn rows, not the
+    if this function runs again after each removal, always starting from the drawn rows
+    and never from the current means. A party therefore stores the drawn rows, not the
     means.
     """
     if len(rows) == 0:
@@ -255,7 +260,8 @@ def _means(blocks: RowBlocks, labels: Array, k: int) -> Array:
 
 
 def _in_range(means: Array, blocks: RowBlocks) -> Array:
-    # By rounding, a mean of equal numbers may leave their range, and so the box.
+    # Because of rounding, a mean of equal numbers can leave their range, and so the
+    # box.
     if len(blocks) == 0:
         return means
     bound = np.full(blocks.shape[1], np.inf)
@@ -269,7 +275,7 @@ class Box:
     """The public box of the columns, which becomes the cube [-1/2, 1/2]^d.
 
     The parties must agree on the bounds and not compute them from the rows, because
-    the bounds would then depend on removed rows.
+    otherwise the bounds would depend on rows that are later removed.
     """
 
     lower: Array
@@ -311,7 +317,7 @@ class Box:
         _check_inside(rows, self.lower, self.upper, "the agreed box")
 
     def scale(self, points: Array) -> Array:
-        """Map points, (m, d), from the box to the cube, which rounding never leaves."""
+        """Map points, (m, d), from the box into the cube, even with rounding."""
         if self._is_cube:
             return points
         return np.asarray((points - self.lower) / self._width - 0.5)
@@ -335,12 +341,12 @@ class BoxedRows(RowBlocks):
 class Quantizer:
     """The bins of line 3 of Algorithm 1 and Appendix H, in the cube [-1/2, 1/2]^d.
 
-    The bin of a coordinate y is a(y) = argmin_j |y - gamma j| plus A, the largest such
-    j, so that bins count from 0.
+    The bin of a coordinate y is a(y) + A with a(y) = argmin_j |y - gamma j|. A is the
+    largest such j, so that bin numbers start at 0.
 
     Differences from [1]: 1. A column has B = 2 A + 1 bins, which is 1 / gamma rounded
-    up to an odd number; [1] counts 1 / gamma bins. 2. The outermost bins end where the
-    cube ends.
+    up to an odd number; in [1] the number is 1 / gamma. 2. The outermost bins end where
+    the cube ends.
 
     >>> quantizer = Quantizer(1 / 3)
     >>> quantizer.n_bins
@@ -370,12 +376,12 @@ class Quantizer:
 
     @property
     def _top(self) -> int:
-        # A is 1 / (2 gamma), rounded with ties down, so that gamma = 1 / B gives B
-        # bins. The tolerance allows for a gamma that is 1 / B up to rounding.
+        # A is 1 / (2 gamma), rounded with ties rounded down, so that gamma = 1 / B
+        # gives B bins. The tolerance allows for a gamma that is 1 / B up to rounding.
         return int(np.ceil(0.5 / self.gamma * (1 - 2.0**-50) - 0.5))
 
     def bins(self, points: Array) -> Array:
-        """Return the bins a(y) + A of points in the cube; both have the shape (m, d).
+        """Return the bins a(y) + A of points in the cube; both arrays are (m, d).
 
         Raises ValueError, naming the column, if a value is missing or outside the cube.
         """
@@ -384,16 +390,16 @@ class Quantizer:
         return a.astype(np.int64) + self._top
 
     def count(self, points: Array, sizes: Array) -> tuple[Array, Array]:
-        """Return the bins that hold points, in order, (m', d), and q_j, (m',).
+        """Return the nonempty bins in order, (m', d), and their counts q_j, (m',).
 
-        `points`, (m, d), are in the cube; `sizes`, (m,), are their numbers of rows.
+        `points`, (m, d), are in the cube; `sizes`, (m,), holds their numbers of rows.
         """
         bins, places = np.unique(self.bins(points), axis=0, return_inverse=True)
         counts = np.bincount(places.ravel(), sizes, len(bins))
         return bins, counts.astype(np.int64)
 
     def centers(self, bins: Array) -> Array:
-        """Return the centres, in the cube, of bins; both have the shape (m, d)."""
+        """Return the centres of bins in the cube; both arrays are (m, d)."""
         low, side = self._extent(bins)
         return low + side / 2
 
@@ -436,12 +442,12 @@ def server_points(
 ) -> tuple[Array, Array]:
     """Turn the counted bins into weighted points (line 6 of Algorithm 1).
 
-    `bins`, (m, d), are the bins with q_j > 0, and `counts`, (m,), are the numbers q_j
-    of rows. "uniform" draws q_j uniform points inside bin j, each of weight 1;
-    "weighted" uses the bin's centre with weight q_j. If the uniform points would take
-    more than `MAX_SERVER_BYTES`, bin j gets only a fraction of its q_j points, rounded
-    up, with weights that add up to q_j. Returns X_s, (m', d), in the cube, and the
-    weights, (m',).
+    `bins`, (m, d), are the bins with q_j > 0, and `counts`, (m,), are their row counts
+    q_j. "uniform" draws q_j uniform points inside bin j, each of weight 1; "weighted"
+    uses the bin's centre with weight q_j. If the uniform points would take more than
+    `MAX_SERVER_BYTES`, bin j gets only a fraction of its q_j points, rounded up, with
+    weights that add up to q_j. Returns X_s, (m', d), in the cube, and the weights,
+    (m',).
     """
     if points == "weighted":
         return quantizer.centers(bins), counts.astype(np.float64)
@@ -457,8 +463,8 @@ def server_centroids(
 
     X_s, (m, d), is from `server_points`; in Algorithm 5 it holds the parties' centroids
     themselves. `weights`, (m,), are positive. Returns the best C_s of `n_init` starts,
-    (K', d); K' < K if fewer than K points are distinct. Raises ValueError if there are
-    no points.
+    (K', d), with K' < K if fewer than K points are distinct. Raises ValueError if there
+    are no points.
     """
     if len(X_s) == 0:
         raise ValueError("the parties must have at least one row, got 0")
@@ -472,9 +478,10 @@ def number_of_clusters(
     """Return the K from 2 to `most` with the largest mean of `simplified_silhouettes`.
 
     `points`, (m, d), are distinct, and `weights`, (m,), are positive. K is also at most
-    m / 2, unless m < 4: with a centre at each point the silhouette is always 1 and
-    means nothing. If min(m, `most`) is below 2, K is that minimum. The choice is a
-    heuristic: no K is right for all purposes, and a single cluster cannot be chosen.
+    m / 2, unless m < 4: with a centre at each point, the silhouette is always 1 and
+    therefore meaningless. If min(m, `most`) is below 2, K equals this minimum. The
+    choice is a heuristic: no K is right for all purposes, and a single cluster cannot
+    be chosen.
     """
     m = len(points)
     if min(m, most) < 2:
@@ -501,8 +508,8 @@ def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
 def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
     """Return each row's contribution to the objective, phi_f in equation 2, shape (n,).
 
-    It is |x_i - c_i|^2. `blocks` are the rows, (n, d), `centers` are C_s, (K, d), and
-    `labels`, (n,), are the rows' global clusters.
+    The contribution is |x_i - c_i|^2. `blocks` are the rows, (n, d), `centers` are C_s,
+    (K, d), and `labels`, (n,), are the rows' global clusters.
     """
 
     def terms(part: slice, X: Array) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Points in two dimensions, for a picture."""
+"""Projection of points to two dimensions, for a picture."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import numpy as np
 from vfl_flower.typing import Array
 
 RELATIVE = 1e-12
-"""Relative size below which the points' differences in a direction are rounding."""
+"""Relative size below which differences in a direction are rounding errors."""
 
 
 def principal_plane(points: Array, weights: Array) -> tuple[Array, Array]:
-    """Return points, (k, d), in the two directions in which they differ most.
+    """Project points, (k, d), onto the two directions in which they differ most.
 
-    The weights, (k,), say how often each point counts; if they are empty or all 0, each
-    point counts once. Returns the points relative to their weighted mean, (k, 2), along
-    the two largest principal directions, and each direction's share of the weighted sum
-    of squares, (2,). The sign of a direction is chosen so that its largest entry is
-    positive. The shares are 0 if all points are equal.
+    The weights, (k,), are the number of times each point counts; if the weights are
+    empty or all 0, each point counts once. Returns the points relative to their
+    weighted mean, (k, 2), along the two largest principal directions, and each
+    direction's share of the weighted sum of squares, (2,). The sign of a direction is
+    chosen so that its largest entry is positive. The shares are 0 if all points are
+    equal.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not weights.sum():

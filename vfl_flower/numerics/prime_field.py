@@ -1,8 +1,9 @@
 """Arithmetic modulo a prime, and sparse sums recovered from their power sums.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
-Federated Clusters", ICLR 2023. Algorithm 2 sends S_i = sum_j q_j j^(i-1) instead of
-the sparse vector q; here the j are the points x_j and the q_j the values v_j.
+Federated Clusters", ICLR 2023. Algorithm 2 sends S_i = sum_j q_j j^(i-1) instead of the
+sparse vector q. Here the numbers j are called points x_j, and the entries q_j values
+v_j.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LIMB = 21
 """Bits of one limb of an element: three limbs hold 61 bits."""
 
 _INNER = 1 << 11
-"""Number of products of two limbs in a float64 sum, which stays exact, below 2^53."""
+"""Number of products of two limbs whose float64 sum stays exact, below 2^53."""
 
 _POINTS = 1 << 10
 """Number of points processed at a time, so that tables of powers stay small."""
@@ -50,7 +51,7 @@ class PrimeField:
         """Return ``a + b`` modulo p, elementwise; `out`, if given, may be `a`."""
         with np.errstate(over="ignore"):
             total = np.add(a, b, out=out)
-            # Where total < p, total - p wraps round to a larger number.
+            # Where total < p, total - p wraps around to a larger number.
             return np.asarray(np.minimum(total, total - np.uint64(self.p), out=out))
 
     def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
@@ -136,12 +137,12 @@ class PrimeField:
         repeat. Values v_j of the shape (m,) give sums of the shape (count,), and values
         (m, c) give sums (count, c).
 
-        With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j). This takes about
-        2 sqrt(count c) products per point instead of count c, and one matrix product.
+        With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j). This takes one matrix
+        product and about 2 sqrt(count c) products per point, instead of count c.
         """
         width = math.prod(values.shape[1:])
         columns = values.reshape(len(points), width)
-        # The s for which count / s and s c are closest to each other.
+        # The value of s for which count / s and s c are closest to each other.
         step = max(1, round(math.sqrt(count / width)))
         n_steps = -(-count // step)
         total = np.zeros((n_steps, step * width), dtype=np.uint64)
@@ -159,12 +160,13 @@ class PrimeField:
         """Find the points of power sums whose values are unknown.
 
         For at most N points, the minimal polynomial of the sequence S_i, i = 0 ..
-        2 N - 1, is g(x) = prod_j (x - x_j); the Berlekamp-Massey algorithm finds it
-        ([1], Algorithm 2, line 3, whose g has the coefficients in reverse order).
+        2 N - 1, is g(x) = prod_j (x - x_j); the Berlekamp-Massey algorithm finds this
+        polynomial ([1], Algorithm 2, line 3, where the coefficients of g are in reverse
+        order).
 
         Returns at most N different x_j, (m,), in increasing order, none of which is 0,
         or None if there are no such points. Even if points are returned, check that
-        `power_sums` of these points and their `values_at` equals `sums`.
+        `power_sums` of these points and of their `values_at` equals `sums`.
         """
         ring = self._polynomials()
         minimal = ring.minpoly(sums.tolist())
@@ -195,7 +197,7 @@ class PrimeField:
         while len(factors) > 1:
             factors = [math.prod(factors[i : i + 2]) for i in range(0, len(factors), 2)]
         g = factors[0]
-        # S_(m-1) + S_(m-2) x + ...: the series times x^m, cut at x^0.
+        # S_(m-1) + S_(m-2) x + ...: the series times x^m, without negative powers.
         series = [ring(column[::-1].tolist()) for column in sums[:m].T]
         polynomials = [*((g * part).right_shift(m) for part in series), g.derivative()]
         at_points = [

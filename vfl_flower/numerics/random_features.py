@@ -1,7 +1,8 @@
 r"""Random features of a kernel over split columns; each party draws from its own seed.
 
 The symbols are those of [1]. For a kernel k(x - x') with k(0) = 1, frequencies omega_j
-drawn from its Fourier transform and phases b_j uniform on a full turn, eq. 2 and 3 are
+drawn from the kernel's Fourier transform, and phases b_j uniform on a full turn, eq. 2
+and 3 are
 
     phi_j(x) = sqrt(2) cos(omega_j^T x + b_j),    E[phi_j(x) phi_j(x')] = k(x - x').
 
@@ -30,10 +31,10 @@ from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
 Kernel = Literal["gaussian", "laplacian"]
-"""exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) of bandwidth s."""
+"""exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) with bandwidth s."""
 
 CHUNK = 64
-"""Number of features generated together. A new value changes each seed's features."""
+"""Number of features generated together. Changing it changes each seed's features."""
 
 TILE = 2**20
 """Number of values in a tile of partial products; smaller tiles are no faster."""
@@ -47,29 +48,29 @@ DTYPES: dict[int, np.dtype[Any]] = {
 """Type of an angle, by its number of bits."""
 
 ROUND = {4: 1.5 * 2.0**23, 8: 1.5 * 2.0**52}
-"""By byte size of a float p: the low bits of p + ROUND are rint(p), in two's
-complement."""
+"""Indexed by the byte size of a float p: the low bits of p + ROUND are rint(p), in
+two's complement."""
 
 
 @dataclass(repr=False, eq=False)
 class RandomFeatures:
-    """A party's omega_j and b_j of random features phi_j (eq. 2 and 3 of [1]).
+    """A party's omega_j and b_j for random features phi_j (eq. 2 and 3 of [1]).
 
     Frequencies omega_j are Gaussian or Cauchy (see `Kernel`) for the party's d
     columns. The bandwidth s, in the unit of the columns, is the same at all parties.
     Whoever knows the seed, from 0 to 2^128 - 1, knows the party's omega_j and b_j. With
     `orthogonal` the Gaussian omega_j are drawn in blocks of min(d, 64) orthogonal
     directions [2]; each single omega_j is still N(0, I / s^2). `density` is the
-    probability, in (0, 1], that a frequency uses a column; its feature ignores the
+    probability, in (0, 1], that a frequency uses a column; the feature ignores all
     other columns. The kernel k of one column becomes ``1 - density + density k``, and
-    the kernel of all columns is still the product. Raises ValueError if the bandwidth
-    is not positive and finite.
+    the kernel of all columns is still the product of these kernels. Raises ValueError
+    if the bandwidth is not positive and finite.
 
     Features 64 c to 64 c + 63 come from the Philox generator with the seed as its key
-    and c in the second word of its counter. So ranges can be generated in any order.
-    Normal and Cauchy numbers are computed here from the generator's raw words: NumPy
-    guarantees the stream of raw words, but not the stream of its own normal numbers,
-    and a model outlives a NumPy version.
+    and c in the second word of its counter. So ranges of features can be generated in
+    any order. Normal and Cauchy numbers are computed here from the generator's raw
+    words: NumPy guarantees the stream of raw words, but not the stream of its own
+    normal numbers, and a model outlives a NumPy version.
     """
 
     kernel: str
@@ -127,20 +128,21 @@ class RandomFeatures:
     ) -> Array:
         """Return the partial angles omega_j^T x + b_j as fractions of a full turn.
 
-        X, (n, d), are the party's columns. `rows`, (m,), are the rows of X to use, in
-        this order, with repeats allowed (default: all rows). The result has the shape
-        (m, stop - start). With 8, 16 or 32 `bits` it holds unsigned integers of that
-        size: the angles rounded to units of 2^-bits of a turn, whose sums wrap around.
-        With 64 bits it holds float64 fractions of a turn in [0, 1). Raises ValueError
-        if an argument is not as above, or if a value of X or of its products with the
-        frequencies is not finite.
+        X, (n, d), are the party's columns. `rows`, (m,), are the numbers of the rows of
+        X in the order of use; repeats are allowed, and the default is all rows. The
+        result has the shape (m, stop - start). With 8, 16 or 32 `bits`, the result
+        contains unsigned integers of that size: the angles rounded to units of 2^-bits
+        of a turn, whose sums wrap around. With 64 bits, it contains float64 fractions
+        of a turn in [0, 1). Raises ValueError if an argument is not as described above,
+        or if X or its product with the frequencies contains a value that is not finite.
 
         At 8 and 16 bits the products are computed in float32 if the largest product of
         the block cannot exceed 2^20 units (16 turns at 16 bits). For standardised
-        columns, the error of an angle is then at most half a unit and some hundredths,
-        and the angles of a row may differ by a unit if different rows are computed with
-        it. All other products are computed in float64. Above 2^51 units (2^35 turns at
-        16 bits, 2^19 turns at 32 bits) the angle is that of the rounded product.
+        columns, the error of an angle is then at most slightly above half a unit, and
+        the angles of a row can change by one unit if it is computed together with
+        different rows. All other products are computed in float64. Above 2^51 units
+        (2^35 turns at 16 bits, 2^19 turns at 32 bits) the angle is computed from the
+        rounded product.
         """
         if bits not in DTYPES:
             raise ValueError(f"bits must be 8, 16, 32 or 64, got {bits}")
@@ -153,7 +155,7 @@ class RandomFeatures:
         _check_range(start, stop)
         n = len(chosen)
         unit = 1.0 if bits == 64 else 2.0**bits  # units of an angle per turn
-        limit = TILE // 4 // (d + 1)  # rows of X, or features, that take 2 MiB
+        limit = TILE // 4 // (d + 1)  # rows of X, or features, in 2 MiB
         r = max(1, min(2048, limit, n))
         c = max(1, min(TILE // r, limit) // CHUNK) * CHUNK
         buffers = [
@@ -209,7 +211,7 @@ def features(angles: Array, *, out: Array | None = None) -> Array:
     if out is None:
         out = np.empty(angles.shape)
     if angles.dtype.itemsize <= 2:
-        # All indices are in the table; the mode "clip" does not check them.
+        # All indices are within the table; the mode "clip" does not check them.
         np.take(_table(angles.dtype.itemsize), angles, out=out, mode="clip")
         return out
     turn = 1.0 if angles.dtype.kind == "f" else 2.0**32
@@ -257,8 +259,8 @@ def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> 
 
     For the Gaussian kernel s = sqrt(median / 2), so that k = exp(-|x - x'|^2 / median);
     for the Laplacian kernel s = median. The distances, (P,), are summed over the
-    parties; `resolution` is their step if they come from a fixed-point sum. Raises
-    ValueError if the median is 0, not finite, or below 2^20 steps.
+    parties; `resolution` is the step between distances if they come from a fixed-point
+    sum. Raises ValueError if the median is 0, not finite, or below 2^20 steps.
     """
     median = float(np.median(distances))
     if median < (least := 2**20 * resolution):
@@ -280,7 +282,7 @@ def _check_range(start: int, stop: int) -> None:
 
 
 def _normal(uniform: Array) -> Array:
-    """Return normal from uniform numbers, (chunks, m) with m even, by Box-Muller."""
+    """Convert uniform to normal numbers, (chunks, m) with m even, by Box-Muller."""
     half = uniform.shape[1] // 2
     radius = np.sqrt(-2 * np.log(uniform[:, :half]))
     turn = 2 * np.pi * uniform[:, half:]
@@ -292,7 +294,8 @@ def _orthogonal(G: Array) -> Array:
 
     The length of a row g of G, (blocks, p, d), is independent of its direction, and the
     Gram-Schmidt process uses only directions. So |g| q is N(0, I), like g. QR gives the
-    result of that process if the diagonal of R is positive; otherwise signs differ.
+    same result as this process if the diagonal of R is positive; otherwise signs
+    differ.
     """
     Q, R = np.linalg.qr(G.transpose(0, 2, 1))
     signs = np.sign(np.diagonal(R, axis1=1, axis2=2))
@@ -321,7 +324,7 @@ def _wrap(product: Array, out: Array, small: bool) -> None:
 
 @cache
 def _table(itemsize: int) -> Array:
-    """Return sqrt(2) cos of every angle of one or two bytes."""
+    """Return a table of sqrt(2) cos for all angles of one or two bytes."""
     count = 2 ** (8 * itemsize)
     turns = np.arange(count) / count
     return np.asarray(math.sqrt(2) * np.cos(2 * np.pi * turns))
@@ -330,8 +333,8 @@ def _table(itemsize: int) -> Array:
 def taken(angles: Array, multiple: int) -> Array:
     """Return each angle times `multiple`, modulo a full turn.
 
-    These are the angles at the bandwidth divided by `multiple`. Their quantisation
-    errors are also multiplied.
+    The results are the angles at the bandwidth divided by `multiple`. Their
+    quantisation errors are also multiplied.
     """
     if multiple == 1:
         return angles

@@ -1,4 +1,4 @@
-"""A party's rows, clipped so that no row stands out and fewer columns isolate one."""
+"""Clipping of rows, so that no row stands out and fewer columns isolate a row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vfl_flower.typing import Array
 
 
 def sums(clip: Array, X: Array) -> Array:
-    """Return ``z = T^T (x - s)`` of rows x, (n, d), which adds up rare columns."""
+    """Return ``z = T^T (x - s)`` for rows x, (n, d), where T adds up rare columns."""
     return np.asarray((X - clip[0]) @ clip[2 : 2 + len(clip.T)]) if len(clip) else X
 
 
 def clipped(clip: Array | None, X: Array) -> Array:
-    """Return ``m + (z - m) / max(1, |F^T (z - m)|)`` of rows x."""
+    """Return ``m + (z - m) / max(1, |F^T (z - m)|)`` for rows x."""
     if clip is None or not len(clip):
         return X
     Z, m, F = sums(clip, X), clip[1], clip[2 + len(clip.T) :].T
@@ -29,7 +29,7 @@ def clipped(clip: Array | None, X: Array) -> Array:
 
 
 def row_clip(X: Array, intercept: bool, least_rows: int, most_leverage: float) -> Array:
-    """Return s, m, T and F^T stacked in one matrix, empty if no column needs clipping.
+    """Return s, m, T and F^T in one matrix, which is empty if no column needs clipping.
 
     Rows with a leverage score above `most_leverage` are set aside repeatedly. Then m is
     the mean of the remaining rows (0 without `intercept`), and F is their leverage
@@ -55,17 +55,18 @@ def row_clip(X: Array, intercept: bool, least_rows: int, most_leverage: float) -
         near = near[stays]
     m = near.mean(axis=0) * intercept
     largest = np.sort(np.linalg.norm((Z - m) @ F, axis=1))[-least_rows]
-    # Rows at the same distance as that row must stay, despite rounding.
+    # Rows at the same distance as that row must not be moved, despite rounding.
     return np.vstack([s, m, T, F.T / ((1 + 1e-9) * largest or np.inf)])
 
 
 def _sums(X: Array, used: Array, least_rows: int) -> tuple[Array, Array]:
     """Return s and T, which add up rare columns until `least_rows` rows differ.
 
-    Each column adds its deviations from its most frequent value, divided by their mean
-    size. The last columns join the previous sum if they do not fill a sum themselves. A
-    sum takes the position of its first column and, up to a power of two, its unit; the
-    exact size may be a value of a single row.
+    Each column contributes its deviations from its most frequent value, divided by
+    their mean size. The last columns join the previous sum if they do not fill a
+    separate sum. A sum takes the position of its first column and the unit of this
+    column, rounded to a power of two, because the exact unit can be a value of a single
+    row.
     """
     s, T, group, last = np.zeros(X.shape[1]), np.eye(X.shape[1]), list[int](), -1
     for k in np.flatnonzero(used).tolist():

@@ -1,10 +1,10 @@
-"""The difference between two sets of rows, to guard sums over these sets.
+"""The difference between two sets of rows, used to guard sums over these sets.
 
 Whoever has the sums of x_i v_i over one set and of x_i w_i over another also has their
-difference at any scale c, sum_i (v_i - c w_i) x_i. The difference is close to a single
-row if a few of the v_i - c w_i make up nearly all of it. So the guard uses the
-effective number of the v_i - c w_i (Kish, 1965) at the scale c that minimises it.
-Without weights, this is the number of rows that are in only one of the two sets.
+difference at any scale c, sum_i (v_i - c w_i) x_i. The difference is almost a single
+row if a few coefficients v_i - c w_i dominate. So the guard uses the effective number
+of these coefficients (Kish, 1965) at the scale c that minimises the effective number.
+Without weights, it is the number of rows that are in only one of the two sets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from vfl_flower.typing import Array
 
 BLOCKS = 256
-"""Number of blocks, row i in block i mod 256; their sums bound a difference."""
+"""Number of blocks whose sums bound a difference; row i is in block i mod 256."""
 
 
 def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
@@ -28,7 +28,7 @@ def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
     halves of m_0 + sum_i m_i s_i mod 2^64 for two vectors m. Each half is strongly
     universal (Lemire and Kaser, 2014) if the m_i are uniform and secret.
     `coefficients`, (2, length), are the two vectors m; only the beginning of a longer
-    text counts.
+    text is used.
     """
     remaining, parts = iter(texts), [np.zeros(0, "<u8")]
     most = coefficients.shape[1] - 1
@@ -61,13 +61,13 @@ def block_sums(mask: Array, weights: Array | None = None) -> Array:
 def most_leverage(
     v: Array, w: Array, v_squares: float, w_squares: float, rest: float
 ) -> float:
-    """Return the largest share of one row in the squares of any combination of v and w.
+    """Return the largest share of a row in the squares of any combination of v and w.
 
     The largest d_i^2 / |d|^2 over all d = a v + b w is the leverage of row i in the
     span of v and w. The result is 1 if v and w are equal up to scale and rounding. `v`
-    and `w`, (m,), are the weights of two sets at the rows of the second set. The
-    squares are |v|^2 and |w|^2 over all rows, and `rest` is the largest weight of v at
-    the other rows.
+    and `w`, (m,), are the weights of the two sets for the rows of the second set.
+    `v_squares` and `w_squares` are |v|^2 and |w|^2 over all rows, and `rest` is the
+    largest weight in v of the other rows.
     """
     product = float(v @ w)
     determinant = v_squares * w_squares - product**2
@@ -79,10 +79,10 @@ def most_leverage(
 
 
 def sure_number(n: Array | float, m: Array | int, share: Array | float) -> Any:
-    """Return a lower bound on 1 / :func:`most_leverage`, from the sizes of two sets.
+    """Return a lower bound on 1 / :func:`most_leverage` from the sizes of two sets.
 
-    One set has n rows without weights. The other has m rows with weights v, and the
-    square of one of these weights is the share `share` of |v|^2. The share of a row is
-    then at most (share n + 1) / (n - m), since (sum v)^2 <= m |v|^2.
+    One set has n rows without weights. The other set has m rows with weights v, and the
+    square of one of these weights is `share` times |v|^2. The share of a row is then at
+    most (share n + 1) / (n - m), since (sum v)^2 <= m |v|^2.
     """
     return (n - m) / (share * n + 1)

@@ -1,27 +1,28 @@
 r"""k-means on rows held by several parties, from sums over all parties only.
 
 Lloyd's iteration [1] needs only the size of each cluster and the sum of its rows h_i.
-So parties that can add under masks run it with one sum per pass, for all starts at
-once. But if the clusters of two passes, or of two starts, differ by one row, the
-difference of their sums is that row [2]. Therefore, in each pass a party sends for
-cluster l
+So parties that can add values under masks can run the iteration with one sum per pass,
+which covers all starts. But if the clusters of two passes, or of two starts, differ by
+one row, the difference of their sums is that row [2]. Therefore, in each pass a party
+sends for cluster l
 
     sum_i a_i h_i + z   and   sum_i a_i.
 
-For each row of the cluster, a_i is 1 with probability 1/2, by a coin that only the
-party knows and tosses again in each pass. z is normal noise, which over all parties has
-the second moments of one row. Two such sums differ by about half of the rows of both
-clusters. The coins increase a cluster's cost by a share 1 / n of it.
+For each row of the cluster, a_i is 0 or 1, decided by a fair coin that the party tosses
+again in each pass and that only the party knows. z is normal noise, whose sum over all
+parties has the second moments of one row. Two such sums differ by about half of the
+rows of both clusters. The coins increase the cost of a cluster of n rows by a factor of
+1 + 1 / n.
 
 Differences from [1]: 1. The seeds are drawn from a normal distribution with the mean
 and covariance of the rows, so no row is a seed. 2. The coins and z are added. 3. If a
-cluster has fewer than `LEAST_ROWS` rows of all parties together, its sum is not sent.
-Sizes are known one pass late, so a cluster's sum may also include rows that were in the
-cluster one pass before and have left it (`leavers`). So the rows of a sum are drawn
-from at least `LEAST_ROWS` rows, even if all of these have left. 4. A centre with fewer
-rows moves to the largest cluster, as in the splitting of [3]. 5. Every `HALVING` passes
-the worse half of the starts is dropped [4]: fewer sums leave, and the best start runs
-longest.
+cluster has fewer than `LEAST_ROWS` rows over all parties, its sum is not sent. Sizes
+are known one pass late, so a cluster's sum can also include rows that were in the
+cluster in the previous pass and have left it (`leavers`). So the rows of a sum are
+drawn from at least `LEAST_ROWS` rows, even if all of these have left. 4. A centre with
+fewer rows moves to the largest cluster, as in the splitting of [3]. 5. Every `HALVING`
+passes, the worse half of the starts is dropped [4]: fewer sums are sent, and the best
+start runs longest.
 
 [1] S. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information
 Theory, 1982.
@@ -63,7 +64,7 @@ HALVING = 3
 PATIENCE = 3
 """Number of passes without a lower cost after which the last start stops."""
 TOLERANCE = 1e-3
-"""Minimum relative decrease for a cost to count as lower."""
+"""Minimum relative decrease for a cost to be considered lower."""
 
 
 @shapes_only
@@ -95,7 +96,7 @@ class Request:
     sizes: Array | None = None
     """With `last`: number of all parties' rows per cluster in that pass, (a, k)."""
     used: Array | None = None
-    """How many of the k centres each start uses, (a,); the rest are 0. None: all."""
+    """Number of centres used by each start, (a,); the others are 0. None: all k."""
 
 
 @shapes_only
@@ -107,7 +108,7 @@ class Clustering:
     """The centres with the lowest cost over all starts and passes, shape (k, s)."""
     passes: int
     small: float
-    """Share of the clusters of all starts that never had `LEAST_ROWS` rows."""
+    """Share of clusters, over all starts, that never had `LEAST_ROWS` rows."""
     silhouette: float = math.nan
     """Mean of the rows' simplified silhouettes; NaN if not requested."""
 
@@ -132,10 +133,10 @@ def _root(covariance: Array) -> Array:
 def leavers(sizes: Array) -> Array:
     """Return the probability that a row that left a cluster is in its sum, (a, k).
 
-    The probability is min(1/2, 40 / size), where `sizes`, (a, k), are the numbers of
-    all parties' rows in each cluster one pass before. Up to 80 rows it is 1/2, as for a
-    row of the cluster. If a sum included all rows that have left, centres would be slow
-    to move.
+    The probability is min(1/2, 40 / size), where `sizes`, (a, k), holds the number of
+    rows in each cluster in the previous pass, over all parties. Up to 80 rows, the
+    probability is 1/2, as for a row of the cluster. If a sum included all rows that
+    have left, centres would move slowly.
     """
     return np.asarray(np.minimum(SHARE, LEAVERS / np.maximum(sizes, 1)))
 
@@ -145,9 +146,9 @@ def part_of_pass(
 ) -> Pass:
     """Return a party's sums of a pass over its rows H, (n, s).
 
-    `rng`, a different one in each pass, draws the coins and the noise, which adds up
-    over the `n_parties` parties. Over all parties, the mean square of the noise in
-    inertia and silhouettes is that of a single row's term.
+    `rng`, which must be different in each pass, draws the coins and the noise; the
+    noise adds up over the `n_parties` parties. Over all parties, the mean square of the
+    noise in inertia and silhouettes equals the mean square of a single row's term.
     """
     last, sizes = request.last, request.sizes
     (a, k, s), n = request.centers.shape, len(H)
@@ -200,11 +201,11 @@ def summed_kmeans(
     n_init: int = 30,
     most_passes: int = 20,
 ) -> Clustering:
-    """Cluster rows of which only sums are known.
+    """Cluster rows when only sums over the rows are known.
 
     `ask` is called once per pass, and returns the sums over all parties of
-    `part_of_pass`. `mean`, (s,), and `covariance`, (s, s), are those of the rows;
-    `n_init` is the number of starts. The first pass moves no centres.
+    `part_of_pass`. `mean`, (s,), and `covariance`, (s, s), are the mean and covariance
+    of the rows; `n_init` is the number of starts. The first pass moves no centres.
     """
     passes = _passes(k, mean, covariance, rng, n_init, most_passes)
     request = next(passes)
@@ -225,12 +226,13 @@ def chosen_kmeans(
     n_init: int = 30,
     most_passes: int = 20,
 ) -> Clustering:
-    """Cluster rows of which only sums are known, with the best number of clusters.
+    """Cluster rows known only by sums, and choose the number of clusters.
 
     Each pass serves the starts of all k from 2 to `most`. For each k the best start is
     kept, and the result is the kept start with the largest simplified silhouette. For
     comparing different k in k-means, [5] finds this measure better than the full
-    silhouette. Each k has a separate stream from `rng`, and `n_init` starts.
+    silhouette. Each k has `n_init` starts and a separate random stream derived from
+    `rng`.
     """
     running = {
         k: _passes(k, mean, covariance, stream, n_init, most_passes)
@@ -318,7 +320,7 @@ def _passes(
             shift = rng.standard_normal((k, len(mean))) @ root
             moved[j, small] = moved[j, now[j].argmax()] + share * shift[small]
         starts, last, centers = starts[remaining], centers[remaining], moved[remaining]
-        # A new centre had no rows in the pass before.
+        # A new centre had no rows in the previous pass.
         sizes = np.where(now[remaining] < LEAST_ROWS, 0, now[remaining])
     return Clustering(best, t + 1, 1 - float(large.mean()), silhouette)
 

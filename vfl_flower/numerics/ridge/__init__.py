@@ -1,1 +1,1 @@
-"""The mathematics of ridge regression on columns that nobody pools."""
+"""The mathematics of ridge regression on columns that are not pooled."""

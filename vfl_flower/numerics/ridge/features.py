@@ -1,8 +1,8 @@
 """Features of a kernel model that is solved from sums of products.
 
-The model has two kinds of features. *Joint* features are pairs of a cosine and a sine
-of an angle that is a sum over all parties, at one or several bandwidths. *Local*
-features are derived by each party from its own columns.
+The model has two kinds of features. *Joint* features are pairs of the cosine and the
+sine of an angle, at one or several bandwidths; the angle is a sum over all parties.
+*Local* features are derived by each party from its own columns.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LOCAL = "local_"
 
 
 def cumulants(X: Array, kernel: Kernel, rng: np.random.Generator) -> Array:
-    """Return mean, variance and third central moment of distances between rows, (3,).
+    """Return the mean, variance and third central moment of row distances, (3,).
 
     Distances are squared Euclidean for "gaussian" and L1 for "laplacian", between each
-    row of the scaled columns X, (n, d), and a random different row. If the parties'
-    columns are independent of each other, the parties' cumulants add up to the
+    row of the scaled columns X, (n, d), and another row chosen at random. If the
+    parties' columns are independent of each other, the parties' cumulants add up to the
     cumulants of the distances over all columns.
     """
     order = rng.permutation(len(X))
@@ -59,7 +59,7 @@ def joint_features(
     densities: Sequence[float],
     seed: int,
 ) -> list[RandomFeatures]:
-    """Return a party's random features for the joint features, one per bandwidth.
+    """Return a party's `RandomFeatures` for the joint features, one per bandwidth.
 
     `d` is the number of the party's scaled columns. `densities` are the probabilities
     that an angle uses a column. The seeds of all bandwidths follow from `seed`, the
@@ -82,7 +82,7 @@ def joint_angles(
     """Return a party's terms of the angles of all joint features, (n, sum of counts).
 
     X, (n, d), are scaled columns; see :meth:`RandomFeatures.angles` for `bits`. Each
-    angle is multiplied by `multiple`, as if the bandwidths were divided by it.
+    angle is multiplied by `multiple`, as if the bandwidths were divided by this number.
     """
     pairs = zip(joint, counts, strict=True)
     angles = np.hstack([part.angles(X, 0, count, bits) for part, count in pairs])
@@ -90,7 +90,7 @@ def joint_angles(
 
 
 def joint_frequencies(joint: Sequence[RandomFeatures], counts: Sequence[int]) -> Array:
-    """Return a party's block of the frequencies, (sum of counts, d), times bandwidths.
+    """Return a party's frequencies times their bandwidths, (sum of counts, d).
 
     The result is in radians per unit of the scaled columns.
     """
@@ -101,7 +101,7 @@ def joint_frequencies(joint: Sequence[RandomFeatures], counts: Sequence[int]) ->
 def part_angles(
     part: Mapping[str, Any], fitted: LocalColumns, X: Array, bits: int
 ) -> Array:
-    """Return a party's terms of the angles of rows X, (n, d), shape (n, angles).
+    """Return a party's terms, (n, angles), of the angles of rows X, (n, d).
 
     `part` is the party's local model. Missing values of X are NaN; `fitted` is the map
     to the party's local columns.
@@ -114,7 +114,7 @@ def part_angles(
 
 
 def pairs(turns: Array) -> Array:
-    """Return the cosines and then the sines of angles in turns, shape (n, 2 A)."""
+    """Return the cosines of angles in turns, followed by their sines, (n, 2 A)."""
     angles = 2 * math.pi * turns
     return np.hstack([np.cos(angles), np.sin(angles)])
 

@@ -5,15 +5,15 @@ Only the sums of products are known,
 .. math:: G = [\Phi, Y, 1]^T [\Phi, Y, 1],
 
 with M features, K targets and a column of ones. The features come in blocks. Each block
-b has its own penalty :math:`d_b`, so its kernel has the weight :math:`1 / d_b`:
+b has a separate penalty :math:`d_b`, so its kernel has the weight :math:`1 / d_b`:
 
 .. math:: W = A^{-1} C, \qquad A = S + n D, \quad S = \Phi_c^T \Phi_c, \quad
     C = \Phi_c^T Y_c,
 
-where sums are about the means of the rows. The penalties maximise the *evidence*: the
-probability of the targets if the weights are normal with the variances :math:`1 / d_b`
-in units of the residual variance, which is integrated out [1], [2]. The negative
-logarithm of the evidence is
+where S and C are sums about the means over the rows. The penalties maximise the
+*evidence*: the probability of the targets if the weights are normal with the variances
+:math:`1 / d_b` in units of the residual variance, which is integrated out [1], [2]. The
+negative logarithm of the evidence is
 
 .. math:: \ell(d) = \sum_k \tfrac{n-1}2 \log(T_{kk} - C_k^T A^{-1} C_k)
     + \tfrac K2 (\log |A| - \log |n D|), \qquad T = Y_c^T Y_c,
@@ -28,18 +28,20 @@ cross-validation [3],
 .. math:: y - g = \frac{y - f}{1 - \nu / n}, \qquad \nu = 1 + M
     - n \sum_j d_{b(j)} (A^{-1})_{jj},
 
-and their sums of products follow from G. Their mean squared error is `error`.
+and the sums of products of these scores follow from G. Their mean squared error is
+`error`.
 
-Classes are columns of -1 and +1: one column for two classes, and otherwise one column
-per class. Least squares estimates the probability of a class by (1 + f) / 2. So scores
-become probabilities by the linear function of g that fits the targets best. Values
-below `TAIL` times the part of the class's probability that the features do not explain
-shrink towards 0, but stay positive. Class weights need log odds, which come from linear
-discriminant analysis of g; the class means and the common covariance follow from the
-same sums. Class weights act as different prior probabilities. A Gram matrix of weighted
-rows would instead need the weights, and so the classes, at all parties. If the classes
-have the same covariance, weights change only the intercept, since the coefficients
-point along :math:`(S_w + n D)^{-1} (\mu_+ - \mu_-)` for any weights.
+Classes are represented by columns of -1 and +1: one column for two classes, and
+otherwise one column per class. Least squares estimates the probability of a class by (1
++ f) / 2. So scores become probabilities by the linear function of g that fits the
+targets best. The function's values are shrunk towards 0, but stay positive, where they
+are below `TAIL` times the unexplained part of the class's probability. Class weights
+need log odds, which come from linear discriminant analysis of g; the class means and
+the common covariance follow from the same sums. Class weights act as different prior
+probabilities. A Gram matrix of weighted rows would instead need the weights, and so the
+classes, at all parties. If all classes have the same covariance, class weights change
+only the intercept, since the coefficients are proportional to :math:`(S_w + n D)^{-1}
+(\mu_+ - \mu_-)` for any weights.
 
 References
 ----------
@@ -62,38 +64,38 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 FitKind = Literal["continuous", "classes"]
-"""Real targets, or -1 and +1."""
+"""Type of the targets: real numbers, or classes as -1 and +1."""
 
 STARTS = 10.0 ** np.arange(-6.0, 2.0)
 """Penalties tried for all blocks, in units of the variance of a whole block; the search
-starts from the best of these."""
+starts from the best of these penalties."""
 
 STEPS = 30
 """Maximum number of steps of a search over the penalties of the blocks."""
 
 THIN = 768
-"""With more features than this number, the search begins with about this number of
-them. The kernel of a block, and so its weight, is the same with fewer random features.
-`POLISH` steps with all features follow."""
+"""If there are more features than this number, the search begins with about this many
+features. The kernel of a block, and so its weight, is the same with fewer random
+features. `POLISH` steps with all features follow."""
 
 POLISH = 5
-"""Number of the last steps, with all features; see `THIN`."""
+"""Number of final steps, which use all features; see `THIN`."""
 
 TAIL = 0.2
 """Share of p_c (1 - R^2), the unexplained part of p_c, below which a probability of
-class c is no longer linear. The mean log loss on eight data sets, relative to that of
-logistic regression, is 0.98 with 0.05 and 0.4, 0.97 with 0.1 and 0.2, and 1.07 with log
-odds."""
+class c is no longer linear. On eight data sets, the mean log loss, divided by the log
+loss of logistic regression, is 0.98 with a share of 0.05 or 0.4, 0.97 with 0.1 or 0.2,
+and 1.07 with log odds."""
 
 SMALLEST, LARGEST = 1e-7, 1e3
-"""Bounds on a penalty, in units of the variance of a whole block: almost nothing or
-almost everything is left out."""
+"""Bounds on a penalty, in units of the variance of a whole block. At the bounds, almost
+nothing or almost all of a block is suppressed."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class GramFit:
-    """A ridge regression, and its statistics from the sums."""
+    """A ridge regression, with its statistics computed from the sums."""
 
     weights: Array
     """W, shape (M, K), in units of the targets."""
@@ -107,8 +109,9 @@ class GramFit:
     """Mean squared error of predicting the targets' mean, shape (K,)."""
     slope: Array | None = None
     """For classes, shape (K, K). With a tail, ``scores @ slope + offset`` are
-    probabilities, except below `tail`. Without a tail they are log odds for one target,
-    and for more targets logarithms of the probabilities, up to a constant per row."""
+    probabilities, except below `tail`. Without a tail, the values are log odds for one
+    target, and for several targets the logarithms of the probabilities, up to a
+    constant per row."""
     offset: Array | None = None
     tail: Array | None = None
     """Bounds below which the probabilities of a class shrink, shape (classes,)."""
@@ -117,7 +120,7 @@ class GramFit:
 def probabilities(
     scores: Array, slope: Array, offset: Array, tail: Array | None = None
 ) -> Array:
-    """Return the probability of each class, shape (rows, K); for one target, of +1.
+    """Return the probability of each class, (rows, K), or of +1 for one target.
 
     `scores` have the shape (rows, K); the other arguments are as in :class:`GramFit`.
     A value x below the tail t of its class becomes ``t^2 / (2 t - x)``, which is
@@ -167,18 +170,18 @@ def fit_gram(
 ) -> GramFit:
     r"""Choose the penalties by evidence, and fit.
 
-    `gram`, (M + K + 1, M + K + 1), holds the sums of products of M features, in blocks
-    of these `sizes`, K targets and a column of ones. For classes the targets are -1 and
-    +1: one target for two classes, and otherwise one per class. `class_weights`,
-    (classes,), say how much a row of each class counts for the offset. For one target,
-    the weight of -1 comes first and that of +1 second. By default all classes count
-    alike. `noise` is the error of an entry of G relative to the lengths of its two
-    columns. No penalty is below ``10 noise sqrt(M)`` times the largest mean square of a
-    feature in its block, which is ten times the variance that such errors can create in
-    a direction without variance.
+    `gram`, (M + K + 1, M + K + 1), holds the sums of products of M features, K targets
+    and a column of ones; `sizes` holds the numbers of features in each block. For
+    classes the targets are -1 and +1: one target for two classes, and otherwise one
+    target per class. `class_weights`, (classes,), holds the weight of a row of each
+    class in the offset; for one target, the class -1 comes first and the class +1
+    second. By default all classes have equal weight. `noise` is the error of an entry
+    of G relative to the lengths of its two columns. No penalty is below ``10 noise
+    sqrt(M)`` times the largest mean square of a feature in its block, which is ten
+    times the variance that such errors can create in a direction without variance.
 
-    The memory needed beside `gram` is four matrices of order M. Raises ValueError if no
-    penalty gives a fit, or a class has no rows.
+    In addition to `gram`, the function needs memory for four matrices of order M.
+    Raises ValueError if no penalty gives a fit or a class has no rows.
     """
     M = sum(sizes)
     sums = _about_means(np.asarray(gram, np.float64), M)
@@ -229,7 +232,7 @@ class _Evidence:
         self._bounds = np.minimum(lows, np.log(LARGEST)), np.log(LARGEST)
 
     def __call__(self, logs: Array) -> tuple[float, Array]:
-        """Return l and its gradient; infinity if rounding leaves no fit."""
+        """Return l and its gradient; l is infinite if rounding leaves no fit."""
         sums, n, K = self._sums, self._sums.n, self._sums.T.shape[1]
         penalties = np.exp(logs) * self.units
         try:
@@ -248,7 +251,7 @@ class _Evidence:
         return float(loss), slope - K / 2 * self._sizes
 
     def best(self, starts: Sequence[Array], steps: int) -> Array:
-        """Return the best logarithms found in `steps` steps from the best start."""
+        """Return the best log penalties found in `steps` steps from the best start."""
         from scipy.optimize import minimize
 
         lows, high = self._bounds
@@ -274,7 +277,7 @@ class _Evidence:
 
 
 def _thinned(sizes: Sequence[int], most: int) -> Array:
-    """Return about `most` features: all from small blocks, some from large blocks."""
+    """Select about `most` features: all from small blocks, some from large blocks."""
     ordered = np.sort(sizes)
     limits = (most - np.cumsum(ordered) + ordered) / np.arange(len(sizes), 0, -1)
     limit = min([*limits[ordered > limits][:1], ordered[-1]])

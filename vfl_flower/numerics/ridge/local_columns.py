@@ -1,13 +1,14 @@
-r"""Columns that a party derives from its own columns alone, for a Gram matrix.
+r"""Columns for a Gram matrix that a party derives from its own columns alone.
 
 Whoever opens a Gram matrix can read a row if a known column, or a known combination of
-columns, is nonzero in that row alone. So each column here has a *support*: at least
+columns, is nonzero only in that row. So each column here has a *support*: at least
 `least` rows differ from its most frequent value. Real columns are clipped at values
-that `REACHED` rows reach on either side, and at 8 standard deviations, so that new rows
-are not far beyond the training rows. No row has a leverage above a bound
-(:func:`bounded`, which the party applies to all columns that leave it).
+that `REACHED` rows reach or exceed on either side, and at 8 standard deviations, so
+that new rows cannot lie far outside the range of the training rows. No row has a
+leverage above a bound (:func:`bounded`, which the party applies to all columns that
+leave it).
 
-The columns are of three kinds:
+There are three types of columns:
 
 1. *values*: the deviation of each column from its median, in units of 8 standard
    deviations;
@@ -45,12 +46,12 @@ Interval = tuple[float, float]
 @shapes_only
 @dataclass(frozen=True)
 class LocalColumns:
-    """The map from a party's source columns to its local columns, in arrays only."""
+    """The map from a party's source columns to its local columns, as arrays only."""
 
     center: Array
     """Median of each clipped source column, shape (d,)."""
     scale: Array
-    """Standard deviations after clipping, shape (d,); at 0 the column becomes 0."""
+    """Standard deviations after clipping, (d,). A column with deviation 0 becomes 0."""
     lowest: Array
     highest: Array
     """Bounds at which values are clipped, shape (d,)."""
@@ -67,7 +68,8 @@ class LocalColumns:
     """Frequencies of the waves, (d, m), in radians per unit of the scaled columns."""
     muted: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Columns set to 0, because together with the labels they would isolate a single
-    row. They still count as columns, whose number must not depend on labels."""
+    row. They are still included in the number of columns, which must not depend on
+    labels."""
 
     @property
     def n_columns(self) -> int:
@@ -76,13 +78,13 @@ class LocalColumns:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of columns of each kind: values, then intervals, then waves."""
+        """Numbers of columns of each type: values, then intervals, then waves."""
         intervals = len(self.gaps) + len(self.lows)
         return [len(self.values), intervals, 2 * self.frequencies.shape[1]]
 
 
 def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
-    """Return X, (rows, d), in standard deviations from the medians, clipped at `CLIP`.
+    """Return X, (rows, d), in standard deviations from the medians, clipped to `CLIP`.
 
     NaN becomes 0.
     """
@@ -122,7 +124,7 @@ def fit_local_columns(
     """Choose the columns from a party's training rows X, (n, d), with NaN for missing.
 
     There are at most `most` columns. Values come first. Intervals follow, as many per
-    source column as there is room for, but at most `bins`. At most `waves` frequencies
+    source column as the limit allows, but at most `bins`. At most `waves` frequencies
     come last, with two columns each. At least `least` rows differ from the most
     frequent value of a column, and no row has a leverage above `most_leverage`.
     """
@@ -161,7 +163,7 @@ def fit_local_columns(
         highs=highs,
         frequencies=rng.standard_normal((d, n_waves)) / _bandwidth(Z, rng),
     )
-    # After a column is removed, directions that were too short to count may count.
+    # After a column is removed, directions that were too short before can matter.
     while not (
         passing := bounded(
             local_columns(fitted, X), least=least, most_leverage=most_leverage
@@ -176,9 +178,10 @@ def bounded(
 ) -> Array:
     """Return which of a party's columns, (n, m), isolate no single row, (m,).
 
-    Only such columns leave an honest party, and this includes its labels. The result is
-    that of :func:`vfl_flower.numerics.linear_gram.bounded_columns` for the columns
-    about their means. The last `fixed` columns, which pass by themselves, always stay.
+    Only such columns leave an honest party; this rule also applies to its labels. The
+    function applies :func:`vfl_flower.numerics.linear_gram.bounded_columns` to the
+    columns about their means. The last `fixed` columns, which pass the test by
+    themselves, always stay.
     """
     F = np.asarray(columns, dtype=np.float64)
     centered = F - F.mean(axis=0)
@@ -196,7 +199,7 @@ def reached(ordered: Array, rows: int = REACHED) -> tuple[float, float]:
 
 
 def _unit(ordered: Array) -> tuple[float, float, float, float]:
-    """Return center, scale, minimum and maximum of a column's sorted known values.
+    """Return the center, scale, minimum and maximum of a column's sorted known values.
 
     Returns zeros if the column is constant.
     """
@@ -217,10 +220,10 @@ def _intervals(ordered: Array, least: int, count: int) -> list[Interval]:
     """Return at most `count` intervals with about equal numbers of rows.
 
     Each interval has at least `least` rows. `ordered` are the column's known values in
-    ascending order. A value that many rows have takes one interval, and the other
-    values share the rest. The last interval is left out, since it follows from the
-    other intervals and the column of ones. So a 0/1 column has no intervals: its values
-    are already an indicator.
+    ascending order. A value that many rows share gets one interval, and the other
+    values share the remaining intervals. The last interval is left out, since it
+    follows from the other intervals and the column of ones. So a 0/1 column has no
+    intervals: its values are already an indicator.
     """
     if not len(ordered) or np.searchsorted(
         ordered, ordered[0], "right"

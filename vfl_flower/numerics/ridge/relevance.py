@@ -1,4 +1,4 @@
-r"""How much a model of random features changes with each column, from its Gram matrix.
+r"""The relevance of each column to a model of random features, from its Gram matrix.
 
 The model is a sum over frequencies,
 
@@ -20,7 +20,8 @@ Feature Machines of [1], with the diagonal only.
 If one party knows :math:`\omega_{\cdot c}` and another party knows H, a random
 :math:`B \sim N(0, H)` replaces H: :math:`\omega_{\cdot c}^T B` is a vector of
 independent :math:`N(0, R_c)` numbers. So the vector reveals R_c up to a sampling error,
-and nothing else about H (for several columns, also the products of their derivatives).
+and nothing else about H. For several columns, the vectors also reveal the products of
+the columns' derivatives.
 
 References
 ----------
@@ -37,11 +38,11 @@ from vfl_flower.typing import Array
 
 
 def derivative_products(gram: Array, weights: Array, n: float) -> Array:
-    """Return H, (A, A), the mean products of f's derivatives by the angles.
+    """Return H, (A, A): mean products of f's derivatives with respect to the angles.
 
-    `gram`, (2 A, 2 A), holds the sums of products over n rows of the cosines of A
-    angles followed by their sines. `weights`, (2 A, K), are a and b of K functions; the
-    H of these functions are added up.
+    `gram`, (2 A, 2 A), holds the sums of products, over n rows, of the cosines of A
+    angles, followed by their sines. `weights`, (2 A, K), are a and b of K functions;
+    the matrices H of these functions are added up.
     """
     A = len(gram) // 2
     H = np.zeros((A, A))
