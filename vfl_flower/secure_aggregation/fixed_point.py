@@ -56,7 +56,7 @@ class FixedPoint:
 
     @property
     def largest(self) -> Fraction:
-        """Exact bound on an encoding's absolute value, 2^f bound + 1/2."""
+        """Exact bound on the absolute value of an encoded number, 2^f bound + 1/2."""
         return Fraction(self.bound) * (1 << self.fraction) + Fraction(1, 2)
 
     def encode(self, values: Array) -> tuple[Array, int]:
@@ -71,7 +71,7 @@ class FixedPoint:
 
 
 def reduce(elements: Array, bits: int) -> Array:
-    """Return integers modulo 2^bits, uint64; an array of uint64 is changed in place."""
+    """Reduce integers modulo 2^bits, uint64; an array of uint64 is changed in place."""
     if bits < 64:
         np.bitwise_and(elements, np.uint64(2**bits - 1), out=elements)
     return elements
@@ -101,8 +101,8 @@ def gram_fixed_point(
 
         (2^f sqrt(square_sum) + sqrt(rows) / 2)^2 < 2^(k - 1),
 
-    which is ``k > 2 f + log2(square_sum) + 1`` apart from the rounding. With f = 16 and
-    cosines (bound 1.006), 48 bits hold up to 32,000 rows.
+    which is ``k > 2 f + log2(square_sum) + 1`` apart from the rounding. For cosines
+    (bound 1.006) and f = 16, a ring of 48 bits is wide enough for 32,000 rows.
 
     `bound` is the maximum absolute value in F, which has f fraction bits. `square_sum`,
     the largest sum of squares of a column, is ``rows * bound^2`` by default. Raises
@@ -159,7 +159,7 @@ def weights_fixed_point(features: FixedPoint, columns: int) -> FixedPoint:
 
 
 def _most_fraction(rows: int, bound: float, bits: int, square_sum: float | None) -> int:
-    """Return the maximum number of fraction bits of F, below 0 if no integers fit."""
+    """Return the maximum number of fraction bits of F; negative if no integers fit."""
     _check_bound("bound", bound)
     if square_sum is None:
         square_sum = rows * bound**2

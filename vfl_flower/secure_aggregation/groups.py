@@ -48,7 +48,7 @@ class Group(ABC):
     @property
     @abstractmethod
     def dtype(self) -> np.dtype[Any]:
-        """Type of an element, in memory and in a message."""
+        """Data type of an element, in memory and in messages."""
 
     @abstractmethod
     def encode(self, values: Array) -> tuple[Array, int]:
@@ -59,7 +59,7 @@ class Group(ABC):
         """
 
     def decode(self, total: Array) -> Array:
-        """Decode the sum of up to `parties` encodings; the shape stays the same."""
+        """Decode the sum of up to `parties` encodings; the shape is unchanged."""
         return np.asarray(total, dtype=self.dtype)
 
     def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
@@ -74,7 +74,8 @@ class Group(ABC):
         """Return `count` uniform elements from the stream; they may be read-only.
 
         The stream is read in order and only as far as needed, so that drawing ``m``
-        elements and then ``n`` elements gives the same as drawing ``m + n`` at once.
+        elements and then ``n`` elements gives the same result as drawing ``m + n``
+        elements at once.
         """
         return np.frombuffer(take(self.dtype.itemsize * count), dtype=self.dtype)
 
@@ -111,7 +112,7 @@ class _Bounded(Group):
 
     @property
     def label(self) -> str:
-        """Name, bound and parties, exactly."""
+        """Name, exact bound and number of parties."""
         return f"{self.name} {self.bound.hex()} {self.parties}"
 
 
@@ -145,7 +146,7 @@ class Ring(_Bounded):
         numerator, denominator = self.bound.as_integer_ratio()
         bits = (self.parties * numerator).bit_length()
         exponent = 62 + denominator.bit_length() - bits
-        # Rounding to integers can only matter for more than 1024 parties.
+        # Rounding to integers matters only for more than 1024 parties.
         if self.parties * math.ceil(math.ldexp(self.bound, exponent)) >= 2**63:
             exponent -= 1
         object.__setattr__(self, "scale", math.ldexp(1.0, exponent))
@@ -165,10 +166,10 @@ class Ring(_Bounded):
 
 @dataclass(frozen=True)
 class Circle(Group):
-    """The circle R / Z: angles as fractions of a full turn, with `bits` bits.
+    """The circle R / Z: angles as fractions of a full turn, in `bits` bits.
 
     A value v becomes the integer nearest to ``2^bits * v``, modulo 2^bits: whole turns
-    are dropped, and no value is ever clipped. Integers of `bits` bits wrap around, so
+    are discarded, and no value is ever clipped. Integers of `bits` bits wrap around, so
     the sum of any number of elements is exact modulo a full turn. The sum of T elements
     differs from the sum of their values by at most ``T / 2^(bits + 1)`` turns. `decode`
     returns a sum unchanged, in units of ``2^-bits``.
@@ -198,8 +199,8 @@ class Circle(Group):
         if values.dtype == self.dtype:
             return values, 0
         if values.dtype.kind != "f":
-            # Integers are whole turns: elements of a different width would silently
-            # become 0.
+            # Integers would be whole turns, so elements of a different width would
+            # silently become 0.
             raise ValueError(
                 f"values must be floats in turns or {self.dtype} elements, "
                 f"got {values.dtype}"
@@ -243,15 +244,15 @@ class Field(PrimeField, Group):
 
     @property
     def label(self) -> str:
-        """Name, prime and parties."""
+        """Name, prime and number of parties."""
         return f"{self.name} {self.p} {self.parties}"
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Return the elements themselves, not a copy; nothing is clipped."""
+        """Return the elements without a copy, and 0, since nothing is clipped."""
         return self.decode(values), 0
 
     def decode(self, total: Array) -> Array:
-        """Return the elements themselves; raises ValueError unless uint64 below p."""
+        """Return the elements; raises ValueError unless all are uint64 below p."""
         total = np.asarray(total)
         if total.dtype != self.dtype:
             raise ValueError(f"values must be uint64 elements, got {total.dtype}")
@@ -264,14 +265,14 @@ class Field(PrimeField, Group):
     def random(self, take: Take, count: int) -> Array:
         """Return `count` uniform elements, by rejection.
 
-        Each element is taken from eight bytes, little endian: as many of the lowest
-        bits as p has. Values of p or more are dropped, and the next eight bytes are
-        read instead.
+        Each element is read from eight bytes, little endian, using as many of the
+        lowest bits as p has. Values of p or more are discarded, and the next eight
+        bytes are read instead.
         """
         mask = np.uint64(2 ** self.p.bit_length() - 1)
         elements = np.zeros(0, dtype=self.dtype)
         while len(elements) < count:
-            # One word for each missing element, so that no word is read in excess.
+            # Read one word per missing element, so that no excess word is read.
             words = take(8 * (count - len(elements)))
             drawn = np.frombuffer(words, dtype=self.dtype) & mask
             elements = np.concatenate([elements, drawn[drawn < self.p]])
@@ -289,7 +290,7 @@ GROUPS: dict[str, Callable[[float, int], Group]] = {
 
 
 def group(name: str, bound: float, parties: int) -> Group:
-    """Make the group with a name in `GROUPS`, for sums of up to `parties` encodings.
+    """Make the named group in `GROUPS`, for sums of up to `parties` encodings.
 
     `bound` is the maximum absolute value in "ring" and "plain"; the other groups have
     no bound. Raises ValueError if an argument is out of range.

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 KEY_BYTES = 32
 
 NO_IDENTITY = bytes(KEY_BYTES)
-"""Placeholder for the Ed25519 key of a party that has no such key."""
+"""Placeholder for the key of a party that has no Ed25519 key."""
 
 _PREFIX = "ed25519:"
 
@@ -36,9 +36,9 @@ def shared_secret(private: bytes, public: bytes) -> bytes:
     """Return the X25519 shared secret of two parties, the same 32 bytes at both.
 
     These bytes are not uniform: use them only as input to a key derivation. Raises
-    ValueError if a key does not have 32 bytes, or if the secret is all zeros: then the
-    public key is a point of small order, which no honest party sends (RFC 7748,
-    section 6.1).
+    ValueError if a key does not have 32 bytes, or if the secret is all zeros. In the
+    latter case, the public key is a point of small order, which no honest party sends
+    (RFC 7748, section 6.1).
     """
     private_key = X25519PrivateKey.from_private_bytes(private)
     peer = X25519PublicKey.from_public_bytes(public)
@@ -46,7 +46,7 @@ def shared_secret(private: bytes, public: bytes) -> bytes:
 
 
 def encode_key(identity: bytes) -> str:
-    """Return a public key as text: ``ed25519:`` and 43 letters of base64url.
+    """Return a public key as text: ``ed25519:`` and 43 base64url characters.
 
     >>> encode_key(bytes(range(32)))
     'ed25519:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8'

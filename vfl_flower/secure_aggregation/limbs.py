@@ -1,7 +1,7 @@
-"""Exact sums of numbers of any size, where a common bound would lose small numbers.
+"""Exact sums of numbers of any size, without a bound that would lose small numbers.
 
-A sum in fixed point has one resolution for all its entries, but sums of columns may
-differ by any factor. So a number is cut into limbs at fixed places, like digits, and
+A fixed-point sum has the same resolution for all its entries, but sums of columns can
+differ by any factor. So a number is split into limbs at fixed places, like digits, and
 each limb is a small integer that is added exactly.
 """
 
@@ -15,14 +15,14 @@ LIMB = 2.0**40
 """Bound on a limb's absolute value, the same at all places."""
 
 PLACES = tuple(2.0**power for power in (80, 40, 0, -40, -80))
-"""Weights of the limbs, which hold numbers up to 2^120 to within 2^-80."""
+"""Weights of the limbs, which represent numbers up to 2^120 to within 2^-80."""
 
 
 def split_limbs(values: Array) -> Array:
-    """Cut numbers into limbs, integers below 2^40 in size, float64, shape (5, ...).
+    """Split numbers into limbs: integers below 2^40 in size, as float64, (5, ...).
 
-    The sum of the limbs with the weights `PLACES` is the number, cut off at 2^-80.
-    Raises ValueError if a number is not finite, or not below 2^120 in absolute value.
+    The sum of the limbs, weighted by `PLACES`, is the number truncated at 2^-80. Raises
+    ValueError if a number is not finite, or not below 2^120 in absolute value.
     """
     if not (np.abs(values) < PLACES[0] * LIMB).all():
         raise ValueError("absolute values must be finite and below 2^120")
@@ -34,6 +34,6 @@ def split_limbs(values: Array) -> Array:
 
 
 def join_limbs(sums: Array) -> Array:
-    """Return the sums of the numbers whose limbs, (5, ...), were added up."""
+    """Return the sums of numbers from the sums of their limbs, (5, ...)."""
     places = zip(np.rint(sums)[::-1], PLACES[::-1], strict=True)
     return np.asarray(sum(limb * place for limb, place in places))

@@ -3,9 +3,9 @@
 Parties i < j share a secret s_ij and expand it, for each context, to the same uniform
 elements r_ij. Party i sends x_i + sum_{j > i} r_ij - sum_{j < i} r_ji: each message is
 uniform, and the sum over all parties is sum_i x_i (Bonawitz et al., "Practical secure
-aggregation for privacy-preserving machine learning", CCS 2017, section 4; without its
-recovery from drop-outs, since here every party must answer). A sum that is meant for
-one party also carries that party's own pad, which nobody else can remove.
+aggregation for privacy-preserving machine learning", CCS 2017, section 4; without the
+recovery from drop-outs, since here every party must answer). A sum meant for one party
+also contains that party's pad, which nobody else can remove.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class PairwiseMasks:
     parties learns no more than the sum of the inputs of the remaining two parties.
 
     **Contract of the caller**: never use a context again with different values. Two
-    messages under one mask reveal the difference of their values. Within a run, `round`
-    must strictly increase for the same action and name. Use new keys in each run. The
-    same values may be sent again (a retry): the message is then the same, bit for bit.
+    messages under the same mask reveal the difference of their values. Within a run,
+    `round` must strictly increase for the same action and name. Use new keys in each
+    run. The same values may be sent again (a retry): the message is then the same, bit
+    for bit.
 
     Public keys reach a party through the server. The masks therefore protect against a
     curious server that follows the protocol, but not against a server that forges keys.
@@ -49,7 +50,7 @@ class PairwiseMasks:
     `public_keys` are the keys of all parties, with this party's key at `index`;
     `run_id` is the same at all parties. Raises ValueError if there are fewer than two
     keys, a key does not have 32 bytes, two keys are equal, the key at `index` does not
-    belong to `private_key`, or a key gives an all-zero shared secret.
+    belong to `private_key`, or a key yields an all-zero shared secret.
 
     >>> from vfl_flower.secure_aggregation.groups import Ring
     >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
@@ -111,8 +112,8 @@ class PairwiseMasks:
         """Add the mask of one context to `elements`, shape ``(count,)``, in place.
 
         For party i the mask is sum_{j > i} r_ij - sum_{j < i} r_ji. `action` is the
-        step of the protocol, and `name` the array in its message; see the class for
-        `round`.
+        step of the protocol, and `name` the array in the step's message; for `round`,
+        see the class.
         """
         parts = self._parts(group, elements.size, action, name, round)
         streams: list[tuple[bool, Take]] = []
@@ -159,9 +160,9 @@ def masked(
     """Return one party's values x_i, encoded and hidden, and how many were clipped.
 
     Never use the context of the mask again with different values; see `PairwiseMasks`.
-    Without `masks` (None), or in the group `Plain`, the encoding is sent in the clear.
-    Raises ValueError if a value is NaN or infinite, or if there are more parties than
-    the group can sum.
+    Without `masks` (None), or in the group `Plain`, the encoding is not hidden. Raises
+    ValueError if a value is NaN or infinite, or if the group cannot sum the encodings
+    of so many parties.
     """
     encoded, clipped = group.encode(values)
     if masks is None or not group.protects:
@@ -178,8 +179,8 @@ def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
     """Add the messages of all parties, so that masks cancel, and decode sum_i x_i.
 
     If the message of a party is missing, the result is noise, which this function
-    cannot detect. Raises ValueError if there is no array, or there are more arrays than
-    the group can sum.
+    cannot detect. Raises ValueError if there are no arrays, or more arrays than the
+    group can sum.
     """
     if not 1 <= len(arrays) <= group.parties:
         raise ValueError(
@@ -197,11 +198,11 @@ def context(run_id: int, action: str, name: str, round: int) -> list[bytes]:
 
 
 def derive_key(secret: bytes, parts: Sequence[bytes]) -> bytes:
-    """Return the key of one use of a secret, 32 bytes.
+    """Return the key for one use of a secret, 32 bytes.
 
-    The key is HKDF-SHA256 (RFC 5869, no salt) of the secret. In its info each part
-    follows its length (4 bytes, little endian), so that no two lists of parts have the
-    same info.
+    The key is HKDF-SHA256 (RFC 5869, no salt) of the secret. In the info, each part is
+    preceded by its length (4 bytes, little endian), so that no two lists of parts have
+    the same info.
     """
     info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
@@ -221,7 +222,7 @@ def stream(secret: bytes, parts: Sequence[bytes]) -> Take:
 def _add_streams(
     elements: Array, group: Group, streams: Sequence[tuple[bool, Take]]
 ) -> Array:
-    """Add (or subtract) streams to `elements`, shape ``(count,)``, in place."""
+    """Add streams to `elements`, shape ``(count,)``, or subtract them, in place."""
     length = _BLOCK // elements.itemsize
     for start in range(0, elements.size, length):
         block = elements[start : start + length]

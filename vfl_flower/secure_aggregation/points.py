@@ -2,26 +2,26 @@
 
 Diffie-Hellman on X25519 (RFC 7748) maps the u-coordinate of a point P and a key k to
 the u-coordinate of k P. Keys commute, k (l P) = l (k P). So points that several parties
-encrypted one after the other are equal exactly if the original points were equal,
+encrypted one after the other are equal if and only if the original points were equal,
 whatever the order of the keys.
 
 The security rests on three facts:
 
-1. Each u-coordinate belongs to a point of the curve v^2 = u^3 + A u^2 + u or of its
-   twist, about half to each, and an encrypted point stays on the same one. So a hash
-   used directly as a u-coordinate would reveal a bit of each id to everybody.
+1. About half of the u-coordinates belong to points of the curve v^2 = u^3 + A u^2 + u,
+   and the rest to points of its twist. Encryption moves no point from one to the other.
+   So a hash used directly as a u-coordinate would reveal a bit of each id to everybody.
    Therefore :func:`hash_to_point` hashes again until the right-hand side is a square.
 2. A point of the curve is the sum of a point of prime order and a point whose order
    divides 8. X25519 clears the three lowest bits of a key, which makes the key a
-   multiple of 8, so the second of these points vanishes with the first encryption. All
-   points that leave a party are in the subgroup of prime order, where decisional
+   multiple of 8, so the first encryption removes the second of these points. All points
+   that leave a party are in the subgroup of prime order, where decisional
    Diffie-Hellman is assumed to be hard.
 3. Under that assumption the points P, k P for many random P and one key k cannot be
    distinguished from random points: without the key, nobody can test whether a point
    belongs to a given id.
 
-:func:`encrypt` runs this file in separate processes. To start fast, it imports no other
-code of the package.
+:func:`encrypt` runs this file in separate processes. To start fast, this file imports
+no other code of the package.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LABEL = b"vfl_flower id to point 1"
 """Protocol and version; increase the version when the hash changes."""
 
 LEAST_OF_A_PROCESS = 4096
-"""Number of points that justify one more process: 0.15 s of work (a start: 0.3 s)."""
+"""Number of points per process: 0.15 s of work (a process takes 0.3 s to start)."""
 
 
 def hash_ids(ids: Sequence[bytes]) -> Points:
@@ -71,9 +71,9 @@ def keyed_hashes(ids: Sequence[bytes], key: bytes) -> Points:
 def hash_to_point(data: bytes) -> bytes:
     """Return the u-coordinate of a point of the curve, never of its twist.
 
-    For the counters 0, 1, .. SHA-512/256 of (label, counter, data), without its top
-    bit, is tried as u, 32 bytes, little endian. The result is the first u that is below
-    p = 2^255 - 19 and on the curve. On average two counters are tried.
+    For each counter 0, 1, .., the SHA-512/256 of (label, counter, data), without its
+    top bit, is tried as u, 32 bytes, little endian. The result is the first u that is
+    below p = 2^255 - 19 and on the curve. On average, two counters are tried.
     """
     for counter in itertools.count():
         digest = _sha512_256(LABEL + counter.to_bytes(4, "little") + data)
@@ -84,7 +84,7 @@ def hash_to_point(data: bytes) -> bytes:
 
 
 def on_curve(u: int) -> bool:
-    """Return whether u^3 + A u^2 + u is a square modulo p other than 0.
+    """Return whether u^3 + A u^2 + u is a nonzero square modulo p.
 
     The test is Euler's criterion, computed as the Jacobi symbol, since p is prime.
     """
@@ -94,13 +94,13 @@ def on_curve(u: int) -> bool:
 
 
 def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
-    """Return the multiples of points by a key of 32 bytes, in their order.
+    """Multiply points by a key of 32 bytes; return the results in the same order.
 
     Points and multiples are uint8, (n, 32). With `hashed`, `points` may be any values,
-    which :func:`hash_to_point` first maps to points. The work is split among up to as
-    many processes as this process may use processors. Raises ValueError if a point has
-    small order, since its multiple is the same under every key, and RuntimeError if a
-    process was stopped.
+    which :func:`hash_to_point` first maps to points. The work is split among at most as
+    many processes as there are processors available to this process. Raises ValueError
+    if a point has small order, since its multiple is then the same for every key, and
+    RuntimeError if a process was stopped.
     """
     shares = min(_processors(), len(points) // LEAST_OF_A_PROCESS)
     mode = b"h" if hashed else b"e"
@@ -138,7 +138,7 @@ def _processors() -> int:
 
 
 def _in_a_process(data: bytes) -> bytes:
-    """Return the output of :func:`main` for an input, with no key on a command line."""
+    """Return the output of :func:`main` for an input; no key is on a command line."""
     command = [sys.executable, "-P", __file__]
     return subprocess.run(command, input=data, stdout=subprocess.PIPE).stdout
 

@@ -12,7 +12,7 @@ _NONCE = bytes(12)
 
 
 class Relay(PairwiseMasks):
-    """One party's masks, and its end of the sealed messages between parties.
+    """One party's masks, and its sealing and opening of messages between parties.
 
     Each message is encrypted and authenticated with ChaCha20-Poly1305 (RFC 8439) under
     a separate key: HKDF-SHA256 of the X25519 secret of sender and recipient, bound to
@@ -23,9 +23,10 @@ class Relay(PairwiseMasks):
     zero.
 
     **Contract of the caller**: never use a context (action, name, round, recipient)
-    again with different data. Two messages under one key reveal where they differ, and
-    let the server forge a third message. The same data may be sealed again (a retry):
-    the message is then the same, bit for bit. For forged keys see `PairwiseMasks`.
+    again with different data. Two messages under the same key reveal where they differ,
+    and let the server forge a third message. The same data may be sealed again (a
+    retry): the message is then the same, bit for bit. For forged keys, see
+    `PairwiseMasks`.
 
     >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
     >>> private = [new_private_key() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Secure sums of sparse vectors: counts of bins, as power sums over a prime field.
+"""Secure sums of sparse vectors: counts of bins, sent as power sums over a prime field.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
 Federated Clusters", ICLR 2023, Algorithm 2 (SCMA), whose *clients* are our parties. The
@@ -11,12 +11,13 @@ Differences from [1]:
 
 1. The point of a bin is a keyed hash of its coordinates in the field of 2^61 - 1. The
    number of the bin would need a prime above B^d: thousands of bits for d = 784. In
-   addition to the counts, K L more power sums for each 60 bits of coordinates carry the
-   bin itself, weighted with its count. The server divides by the count, and checks the
-   hash of the result. ``field="paper"`` uses the points of [1], for B^d below 2^61 - 1.
-2. Every decoded sum is checked, and an error says what does not fit.
-3. The prime is 2^61 - 1 for both kinds of points. So all but a negligible share of the
-   values that are not sums of vectors fail the checks.
+   addition to the power sums of the counts, K L more power sums per 60 bits of
+   coordinates represent the bin itself, weighted by its count. The server divides by
+   the count, and checks the hash of the result. ``field="paper"`` uses the points of
+   [1], for B^d below 2^61 - 1.
+2. Every decoded sum is checked, and an error reports which check failed.
+3. The prime is 2^61 - 1 for both types of points. So values that are not sums of
+   vectors fail the checks, except with negligible probability.
 """
 
 from __future__ import annotations
@@ -43,24 +44,25 @@ _ROWS = 256
 
 
 class SparseSumError(ValueError):
-    """A sum cannot be encoded or decoded, not even in part."""
+    """A sum cannot be encoded or decoded, not even partially."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class SparseSum:
-    """Code for sparse sums, with the same arguments at all parties and the server.
+    """A code for sparse sums, with the same arguments at all parties and the server.
 
     A message alone reveals the bins of a party, so it must be the input of a secure sum
     in the group `Field`. The size of a message does not depend on the bins or on their
     number.
 
     A sum is decoded only if the sum of all counts, the number of bins, each count,
-    every power sum and each hash fit. Noise, such as a missing mask leaves, passes the
-    first of these checks with a probability of 2^-61. No check detects bins that a
-    party adds against the protocol. With ``field="paper"`` there is no hash, and if K L
-    is small, the sum of more than K L bins may by chance look like a sum of different
-    bins. With a small prime, as in the example of [1], noise may also pass.
+    every power sum and each hash are consistent. Noise, for example from a missing
+    mask, passes the first of these checks with a probability of 2^-61. No check detects
+    bins that a party adds against the protocol. With ``field="paper"`` there is no
+    hash, and if K L is small, the sum of more than K L bins may by chance look like a
+    sum of different bins. With a small prime, as in the example of [1], noise may also
+    pass.
 
     >>> from vfl_flower.secure_aggregation.groups import Field
     >>> code = SparseSum(2, 2, n_columns=3, n_values=10, key=bytes(16))
@@ -81,10 +83,11 @@ class SparseSum:
     n_values: int
     """B, the number of values of a coordinate, 0 .. B - 1; from 1 to 2^32."""
     key: bytes = b""
-    """Key of the hash, 16 bytes, only for ``field="hash"``. It hides nothing and may be
-    known to all, but must be drawn at random for each run, after the data are fixed.
+    """Key of the hash, 16 bytes, only for ``field="hash"``. The key hides nothing and
+    can be public, but must be drawn at random for each run, after the data are fixed.
     Then nobody can prepare bins with the same hash, and the probability that any two of
-    m bins share a hash is below m^2 / 2^62. If two bins do, decoding fails."""
+    m bins have the same hash is below m^2 / 2^62. If two bins have the same hash,
+    decoding fails."""
     field: Literal["hash", "paper"] = "hash"
     """Point of a bin: a hash of its coordinates ("hash"), or its number from 1 to B^d
     as in [1] ("paper")."""
@@ -102,7 +105,7 @@ class SparseSum:
             if self.p != MERSENNE_61:
                 raise ValueError(f'p must be 2^61 - 1 for field="hash", got {self.p}')
         else:
-            # Bits first: with many columns, B^d would be huge.
+            # Compare numbers of bits first: with many columns, B^d would be huge.
             bits = self.n_columns * math.log2(self.n_values)
             if bits > 61 or self.n_values**self.n_columns >= self.p:
                 raise ValueError(
@@ -164,8 +167,8 @@ class SparseSum:
 
         The bins, (m, d), are distinct and in lexicographic order; the counts, (m,), are
         q_j >= 1. `total`, uint64, (size,), is the sum of the messages of all parties,
-        without masks; `n` is the sum of all counts, below p. Raises SparseSumError if
-        anything does not fit; then no part of the sum is decoded.
+        without masks; `n` is the sum of all counts, below p. Raises SparseSumError if a
+        check fails; no part of the sum is then decoded.
         """
         field = PrimeField(self.p)
         sums, payload = np.split(total, [2 * self.n_slots])
@@ -201,7 +204,7 @@ class SparseSum:
                 return points, counts
         raise SparseSumError(
             f"the sum must hold at most {self.n_slots} bins, each with a count from 1 "
-            f"to {n}, but does not: a party sent too many, or a message was altered"
+            f"to {n}, but does not: a party sent more bins, or a message was altered"
         )
 
     def _points(self, bins: Array) -> Array:
@@ -211,7 +214,7 @@ class SparseSum:
 
         def hashed(row: Array) -> int:
             digest = blake2b(row.tobytes(), digest_size=16, key=self.key).digest()
-            # 128 bits modulo p - 1: uniform up to 2^-67.
+            # 128 bits modulo p - 1 are uniform up to 2^-67.
             return 1 + int.from_bytes(digest, "little") % (self.p - 1)
 
         return np.array([hashed(row) for row in bins.astype("<i8")], dtype=np.uint64)

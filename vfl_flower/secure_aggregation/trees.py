@@ -1,9 +1,9 @@
-"""How a sum travels from party to party: chains, binary trees, and pairs of trees.
+"""Paths along which a sum is formed: chains, binary trees, and pairs of trees.
 
-Algorithm 3 of [1] adds hidden terms x_j + b_j along one tree, and then adds the terms
-b_j that hid them along another tree. Whoever holds sum_S (x_j + b_j) and sum_S b_j for
-the same set S of parties also has sum_S x_j, so the two trees must have no such set in
-common.
+Algorithm 3 of [1] adds the hidden terms x_j + b_j along one tree, and then adds the
+hiding terms b_j along another tree. Whoever knows sum_S (x_j + b_j) and sum_S b_j for
+the same set S of parties also knows sum_S x_j, so the two trees must have no such set
+in common.
 
 [1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
 Vertically Partitioned Data", KDD 2020.
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations
 
 _EXHAUSTIVE = 6
-"""Maximum number of leaves for which all orders, at most 720, are tried."""
+"""Maximum number of leaves for which all orders (at most 720) are tried."""
 
 _SHUFFLES = 200
-"""Number of orders that are tried for more leaves; about half of all orders fit."""
+"""Number of orders tried for larger trees; about half of all orders are valid."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree along which the terms of some parties, its leaves, are added.
+    """A tree whose leaves are parties and along which their terms are added.
 
     Each leaf except the root sends one message: its own term plus all terms that it
     received.
@@ -43,7 +43,7 @@ class Tree:
         return frozenset([self.root, *(a for hop in self.hops for a, _ in hop)])
 
     def subtrees(self) -> set[frozenset[int]]:
-        """Leaf sets, with more than one leaf each, of all sums that form at a party."""
+        """Leaf sets, of more than one leaf each, of all sums formed at a party."""
         return {leaves for _, _, leaves in self._sums()}
 
     def received(self) -> dict[int, list[frozenset[int]]]:
@@ -107,7 +107,7 @@ def totally_different(a: Tree, b: Tree) -> bool:
 
 
 def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
-    """Return the sums of x that single parties learn from two trees.
+    """Return the sums of x that individual parties learn from two trees.
 
     Terms x_j + b_j are added along the first tree, and terms b_j along the second. Each
     result is a party p and a smallest set S, p not in S, such that p can compute
@@ -115,9 +115,9 @@ def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
 
     Definition 2 of [1] does not prevent such sums. It ignores single leaves: a party
     that sends its bare term to the same recipient in both trees reveals
-    x_j = (x_j + b_j) - b_j. It also ignores that a recipient may add up its messages:
-    from the sums over {a} and {b, c} in one tree, and over {a, b} and {c} in the other
-    tree, it has the sum over {a, b, c}.
+    x_j = (x_j + b_j) - b_j. The definition also ignores that a recipient can add up its
+    messages: from the sums over {a} and {b, c} in one tree, and over {a, b} and {c} in
+    the other tree, the recipient obtains the sum over {a, b, c}.
     """
     learned: set[tuple[int, frozenset[int]]] = set()
     of_second = second.received()
@@ -144,12 +144,12 @@ def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
 def different_tree(
     first: Tree, leaves: Sequence[int], root: int, topology: str
 ) -> Tree | None:
-    """Return a tree over `leaves`, to `root`, that is totally different from `first`.
+    """Return a tree from `leaves` to `root` that is totally different from `first`.
 
     This is T2 of Algorithm 3 of [1] for the given T1, which is over all parties and
     ends at l, the root; the leaves of T2 are all parties except l'. A tree from which
     no party alone learns anything (see `exposed`) is preferred. The result is None if
-    no tree that was tried is totally different.
+    none of the trees tried is totally different.
     """
     fallback = None
     for order in _orders(leaves):
@@ -166,14 +166,15 @@ def two_trees(
 ) -> tuple[Tree, Tree]:
     """Return T1 and T2 of Algorithm 3 of [1] for l (`root`) and l' (`without`).
 
-    T1 is over all parties, at least two, and T2 over all parties except l'. Both end at
-    l and are totally different; from the two trees, no party alone learns a sum of x
-    (see `exposed`).
+    The leaves of T1 are all parties, at least two, and the leaves of T2 are all parties
+    except l'. Both trees end at l and are totally different. No single party learns a
+    sum of x from the two trees (see `exposed`).
 
-    Unlike in [1], T1 is chosen to suit l', which is public in any case, because some
-    trees T1 have no T2: with four parties or more, a chain in which l' sends to l, and
-    a binary tree in which all parties except l' are added first. Moreover, if l' sends
-    only its own term to l, l can subtract this term and so learn a sum of x.
+    Unlike in [1], the choice of T1 depends on l', which is public in any case, because
+    some trees T1 have no T2. With four or more parties, these are a chain in which l'
+    sends to l, and a binary tree in which all parties except l' are added first.
+    Moreover, if l' sends only its own term to l, l can subtract this term and so learn
+    a sum of x.
     """
     leaves = [party for party in parties if party != without]
     for order in _orders(parties):
@@ -182,8 +183,8 @@ def two_trees(
         if second is not None and not exposed(first, second):
             return first, second
     raise ValueError(  # tested for up to 64 parties
-        f"no totally different tree was found for the {topology} over {len(parties)} "
-        "parties"
+        f"no pair of totally different trees was found for the {topology} over "
+        f"{len(parties)} parties"
     )
 
 

@@ -1,10 +1,10 @@
-"""Shares of the cosine of a sum of angles; nobody knows the sum.
+"""Shares of the cosine of a sum of angles, without anybody knowing the sum.
 
 Party l of T holds angles theta_l. A dealer gives each party a seed of random angles
 r_l, and gives parties 0 and 1 shares of cos r and sin r, where r = sum_l r_l. Each
-party sends theta_l + r_l, which is uniform, and so is the sum, delta = theta + r. From
-delta, parties 0 and 1 each compute a share of the cosine on their own, since
-cos(delta - r) is linear in the shared values:
+party sends theta_l + r_l, which is uniform. The sum, delta = theta + r, is also
+uniform. From delta, parties 0 and 1 each compute a share of the cosine on their own,
+since cos(delta - r) is linear in the shared values:
 
 .. code-block:: text
 
@@ -51,8 +51,8 @@ def hide_angles(deal: Deal, seed: bytes, angles: Array, block: int) -> Array:
 
     The angles, (b, features), are uint16 or uint32. The result is uniform to anyone
     without the seed. The results of all parties add up to delta, modulo a full turn. If
-    they are also sent under pairwise masks, a dealer who colludes with a computing
-    party sees no single party's angles: the two then read only the sum.
+    the results are also sent under pairwise masks, a dealer who colludes with a
+    computing party sees no single party's angles: the two then learn only the sum.
     """
     width = 8 * angles.itemsize
     return angles + deal.elements(seed, "angles", block, angles.shape, width)
@@ -99,9 +99,9 @@ def cosine_shares(
 
     The result, uint64, (b, 2 * features), holds [cos(m theta)]_j with f fraction bits,
     followed by the sines. These shares are even where cos and sin of delta are even, so
-    they are not uniform: send them only under a mask, as the triples of
-    :mod:`vfl_flower.secure_aggregation.products.triples` do. Raises ValueError if the
-    dealer's message is meant for a different use or block, too short or altered.
+    they are not uniform. Send them only under a mask, as in the triples of
+    :mod:`vfl_flower.secure_aggregation.products.triples`. Raises ValueError if the
+    dealer's message is meant for a different use or block, or is too short or altered.
     """
     shape = (2, *delta.shape)
     if party == 0:

@@ -1,9 +1,9 @@
 """The dealer's randomness for a Gram matrix with joint features, and for scored rows.
 
-It consists of seeds of random angles, the second party's input for shares of their
-cosines, and the triples. The dealer sees none of the data, and must not collude with
-either of the two computing parties. Each function takes the dealer's secret `root`, 32
-bytes.
+The randomness consists of the seeds of random angles, the second party's input for
+shares of the cosines of these angles, and the triples. The dealer sees none of the
+data, and must not collude with either of the two computing parties. `root` is the
+dealer's secret, 32 bytes.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ from vfl_flower.secure_aggregation.products.triples import (
 from vfl_flower.typing import Array
 
 FRACTION = 16
-"""Fraction bits of a feature if there are many rows; each of its factors has half."""
+"""Fraction bits of a feature if there are many rows; each factor has half as many."""
 
 FEW_ROWS = 2**12
-"""Below this number of training rows, fraction bits fill the widest ring: rounding
-affects small models more, and a run sends only a third more bytes."""
+"""Below this number of training rows, as many fraction bits are used as fit into the
+widest ring. Rounding affects small models more, and a run sends only a third more
+bytes."""
 
 NEW_ROWS = FixedPoint(56, 28, 1.01)
-"""Encoding of the features of rows to predict. It is the same for any number of rows,
-since a score adds up the features of one row. If features have 28 fraction bits,
-weights have 26 fraction bits, relative to the sum of their absolute values."""
+"""Encoding of the features of rows to predict. The encoding is the same for any number
+of rows, since a score adds up the features of a single row. If features have 28
+fraction bits, weights have 26 fraction bits, relative to the sum of the weights'
+absolute values."""
 
 
 def joint_fraction(rows: int) -> int:
     """Return the fraction bits of the features of training rows, an even number.
 
     A cosine with f fraction bits has an error of about ``2^-(f / 2)``. A ring of 48
-    bits has hardly more room for few rows than for many, so few rows use the widest
-    ring.
+    bits holds hardly more fraction bits for few rows than for many rows, so the widest
+    ring is used for few rows.
 
     >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
     [26, 24, 16]
@@ -62,7 +64,7 @@ def joint_fraction(rows: int) -> int:
 
 
 def angle_deal(roles: Roles, session: int, name: str, bits: int) -> Deal:
-    """Return the use for the dealer's random angles."""
+    """Return the use that identifies the dealer's random angles."""
     return Deal(session, name, roles.turn, 0, (roles.rows, roles.joint // 2), bits)
 
 
@@ -94,12 +96,12 @@ def _deal_angles(
 
 
 def training_angles(roles: Roles, session: int) -> Deal:
-    """Return the use for the dealer's random angles of the training rows."""
+    """Return the use that identifies the dealer's random angles for training rows."""
     return angle_deal(roles, session, "angles", roles.numbers.bits)
 
 
 def row_angles(roles: Roles, session: int) -> Deal:
-    """Return the use for the dealer's random angles of rows to score."""
+    """Return the use that identifies the dealer's random angles for rows to score."""
     return angle_deal(roles, session, "new angles", NEW_ROWS.bits)
 
 
@@ -114,7 +116,7 @@ def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
 def cosines_of(
     use: Deal, root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
 ) -> Array:
-    """Return the second party's randomness for cosines of `multiple` times an angle."""
+    """Return the second party's randomness for the cosines of multiples of an angle."""
     dealt = deal_cosines(
         use, root, len(roles.owners), roles.fraction, multiple, angle_bits
     )
@@ -122,7 +124,7 @@ def cosines_of(
 
 
 def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
-    """Return the use for the triple of rows' scores."""
+    """Return the use that identifies the triple for the scores of rows."""
     shape = roles.rows, roles.columns, outputs
     owners = (*roles.owners, *(roles.joint,) * bool(roles.joint))
     return Deal(session, "scores", roles.turn, 0, shape, NEW_ROWS.bits, owners)

@@ -1,10 +1,11 @@
 """Products of one party's private integer matrix with another party's shares.
 
 Parties 0 and 1 compute. One of them, the *holder*, has a private matrix Z (n x K): its
-own bins in one-hot form, or its shares of other parties' bins. The *other* party has
-s (n x m): its shares of some columns, in fixed point. The two want shares of Z^T s
-modulo 2^k. Z is opened once under a mask A, for all later products, and each s is
-opened under a separate mask M (P. Mohassel and Y. Zhang, "SecureML", IEEE S&P 2017):
+own bins in one-hot form, or its shares of other parties' bins. The *other* party has s
+(n x m): its shares of some columns, in fixed point. The result is shares of Z^T s
+modulo 2^k at both parties. Z is opened only once, under a mask A, for all later
+products. Each s is opened under a separate mask M (P. Mohassel and Y. Zhang,
+"SecureML", IEEE S&P 2017):
 
 .. code-block:: text
 
@@ -17,21 +18,23 @@ have shares of the last term.
 
 The dealer gives the holder the seed of A and K x m numbers, which are its share of
 A^T M. The other party's share follows from its seed of M. E and W are uniform to their
-recipients. Using A for many products reveals nothing: E is sent once, and each M and
-each share of A^T M is new.
+recipients. Using A for many products reveals nothing, because E is sent only once, and
+each M and each share of A^T M is new.
 
 An integer times a number with f fraction bits has f fraction bits, so no bits are ever
-cut off: Z^T s is exact as long as it fits into 2^k. If both parties have shares of
-s = s_0 + s_1, the holder computes Z^T s_j of its own share without help. If Z is
-one-hot, the holder sums by bin (:func:`bin_sums`); the products with E and A are dense.
+cut off: Z^T s is exact as long as it fits into 2^k. If both parties have shares of s =
+s_0 + s_1, the holder computes the product of Z^T with its own share without help. If Z
+is one-hot, the holder sums by bin (:func:`bin_sums`); the products with E and A are
+dense.
 
 **A dealer that sends a wrong A^T M**, or seeds that do not fit it, would change the
-result. So A has additional columns B that hide no column of Z. With E, the holder opens
-U = A V + B, where V is random and unknown to the dealer. For each product both parties
-compare V^T [A^T M] + [B^T M], which the other party computes as U^T M minus its share.
-U is uniform, and is also opened once for all products. An error passes with probability
-2^-SACRIFICED (:mod:`vfl_flower.secure_aggregation.products.triples`). Nothing checks
-whether the holder opens the correct Z, and the other party the correct s.
+result. So A has additional columns B that hide no column of Z. Together with E, the
+holder opens U = A V + B, where V is random and unknown to the dealer. For each product,
+both parties compare V^T [A^T M] + [B^T M], which the other party computes as U^T M
+minus its share. U is uniform, and is also opened only once for all products. An error
+passes the check with probability 2^-SACRIFICED
+(:mod:`vfl_flower.secure_aggregation.products.triples`). Nothing checks whether the
+holder opens the correct Z or the other party opens the correct s.
 """
 
 from __future__ import annotations
@@ -58,10 +61,10 @@ from vfl_flower.typing import Array
 
 
 def holder_of(deal: Deal) -> int:
-    """Return the party, 0 or 1, that has Z: the owner of all of its columns.
+    """Return the party, 0 or 1, that has Z and so owns all columns of Z.
 
-    So the masks of the two directions differ. Raises ValueError if neither party owns
-    all columns.
+    Since the owner is part of the use, the masks of the two directions differ. Raises
+    ValueError if neither party owns all columns.
     """
     columns = deal.shape[1]
     if deal.owners not in ((columns, 0), (0, columns)):
@@ -72,10 +75,10 @@ def holder_of(deal: Deal) -> int:
 
 
 def factor_use(deal: Deal, number: int, columns: int) -> Deal:
-    """Return the use of the product with an s of the given number of columns.
+    """Return the use for the product with an s that has the given number of columns.
 
     `number` replaces the round in the use of E, and must never be used again for a
-    different s. Raises ValueError if `number` is not above that round.
+    different s. Raises ValueError if `number` is not above this round.
     """
     if number <= deal.round:
         raise ValueError(f"number must be above {deal.round}, got {number}")
@@ -208,7 +211,7 @@ def bin_sums(bins: Array, widths: Sequence[int], values: Array, bits: int) -> Ar
 
 
 def _masks(deal: Deal, seed: bytes) -> Iterator[Array]:
-    """Yield the blocks of (A, B), or of M if the use is that of one s."""
+    """Yield the blocks of (A, B), or the blocks of M if the use is for a single s."""
     columns = deal.shape[1] + SACRIFICED if len(deal.shape) == 2 else deal.shape[2]
     for block, rows in enumerate(deal.blocks()):
         yield deal.elements(seed, "mask", block, (rows.stop - rows.start, columns))

@@ -33,8 +33,8 @@ from vfl_flower.secure_aggregation.products.shares import (
 from vfl_flower.typing import Array
 
 PROBES = 128
-"""Number of columns of B. The relative standard error of a relevance is then 1/8, and
-of a scale 1/16."""
+"""Number of columns of B. The relative standard error is then 1/8 for a relevance, and
+1/16 for a scale."""
 
 FREQUENCIES = FixedPoint(63, 20, 256.0)
 """Encoding of frequencies times the bandwidth; larger Laplacian values are clipped."""
@@ -52,7 +52,7 @@ def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
 def deal_relevance(
     session: int, root: bytes, roles: Roles, widths: Sequence[int]
 ) -> tuple[list[Array | None], dict[int, Array]]:
-    """Return the dealer's message to each party, None for the label holder.
+    """Return the dealer's messages to the parties, with None for the label holder.
 
     Also return the dealer's messages to the label holder, by the index of the other
     party.
@@ -70,7 +70,7 @@ def deal_relevance(
 def hidden_frequencies(
     deal: Deal, dealt: Array, omega: Array, challenge: bytes
 ) -> Array:
-    """Return a party's frequencies, (A, d), under a mask, for the label holder.
+    """Return a party's masked frequencies, (A, d), for the label holder.
 
     Raises ValueError if the dealer's message is for a different use or altered.
     """
@@ -88,10 +88,10 @@ def hidden_frequencies(
 def hidden_probes(
     deal: Deal, dealt: Array, opening: Array, B: Array, challenge: bytes
 ) -> Array:
-    """Return B, (A, probes), under a mask, and a share, for the opening's sender.
+    """Return masked B, (A, probes), and a share, for the sender of the opening.
 
     Raises ValueError if a message from the dealer or the party is meant for a different
-    use, too short or altered, or if the triple is wrong.
+    use, is too short or was altered, or if the triple is wrong.
     """
     bits = deal.bits
     triple = triples.PredictionTriple(deal, 0, Dealt.unpack(dealt))
@@ -118,7 +118,7 @@ def hidden_probes(
 
 
 def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
-    """Return the relevance of a party's columns, shape (d,).
+    """Return the relevance of each of a party's columns, shape (d,).
 
     Raises ValueError if a message from the dealer or the label holder does not fit.
     """

@@ -1,11 +1,11 @@
-"""Exact matrix products modulo 2^k on the float64 routines of BLAS.
+"""Exact matrix products modulo 2^k with the float64 routines of BLAS.
 
-NumPy multiplies matrices of integers without BLAS, which is tens of times slower. So
-each element is cut into limbs of w <= 17 bits. With few enough terms, a sum of products
-of two limbs is an integer below 2^53, so float64 holds it exactly, whatever the order
-of the additions. Pairs of limbs whose product is a multiple of 2^k are left out: for 48
-bits in three limbs, 6 of 9 products are computed, and for 64 bits in four limbs, 10 of
-16.
+NumPy multiplies integer matrices without BLAS, which is tens of times slower. So each
+element is split into limbs of w <= 17 bits. With few enough terms, a sum of products of
+two limbs is an integer below 2^53, so float64 holds it exactly, whatever the order of
+the additions. Pairs of limbs whose product is a multiple of 2^k are omitted: 6 of 9
+products are computed for 48 bits in three limbs, and 10 of 16 products for 64 bits in
+four limbs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _WIDEST = 17
 """Bits of the widest limb; three limbs hold 49 bits, and four limbs hold 64."""
 
 _TERMS = 1 << 17
-"""Number of rows whose sums of squares, for sums of two limbs of 17 bits each, stay
-below 2^53."""
+"""Number of rows for which the squares of sums of two 17-bit limbs add up to less than
+2^53."""
 
 
 def product(left: Array, right: Array, bits: int) -> Array:
@@ -78,14 +78,14 @@ class SquareSum:
         return reduce(self._total.copy(), self.bits)
 
     def _add(self, name: str, term: Array) -> None:
-        """Add integers to one of the sums in float64."""
+        """Add integers to one of the float64 sums."""
         if name in self._sums:
             self._sums[name] += term
         else:
             self._sums[name] = term
 
     def _carry(self) -> None:
-        """Move the sums in float64 to the total before they reach 2^53."""
+        """Move the float64 sums to the total before they reach 2^53."""
         sums = {name: term.astype("<u8") for name, term in self._sums.items()}
         self._sums, self._rows = {}, 0
         if not sums:

@@ -23,9 +23,9 @@ LARGEST = 64.0
 """Maximum absolute value in a column whose fraction bits are given."""
 
 MOST_NUMBERS = 2**26
-"""Maximum number of values in all columns together, so that no message has more than
-some 500 MB. With 41 million values, the two computing parties take 1.4 GB, and a server
-that is the dealer takes 1.9 GB."""
+"""Maximum total number of values in all columns, so that no message exceeds about 500
+MB. With 41 million values, the two computing parties take 1.4 GB, and a server that is
+the dealer takes 1.9 GB."""
 
 Place = Annotated[int, Ge(0), Le(2**20)]
 Count = Annotated[int, Ge(0)]
@@ -49,9 +49,10 @@ class Roles:
     """The number of joint columns, which come last."""
     fraction: Count = 0
     """Fraction bits of a column whose mean square is at most `MOST_MEAN_SQUARE`. If 0,
-    columns have a length of at most `NORM`, and as many fraction bits as fit."""
+    columns have a length of at most `NORM`, and their number of fraction bits is the
+    maximum that fits."""
     turn: Count = 0
-    """The number of this Gram matrix in the run."""
+    """The sequence number of this Gram matrix in the run."""
 
     @property
     def served(self) -> bool:
@@ -80,7 +81,7 @@ class Roles:
         )
 
     def deal(self, session: int) -> Deal:
-        """Return the use of the triple: each encoding of columns is a separate use."""
+        """Return the use of the triple; each encoding of columns has a separate use."""
         owners = (*self.owners, *(self.joint,) * bool(self.joint))
         shape, bits = (self.rows, self.columns), self.numbers.bits
         action = f"gram of {self.fraction} bits"

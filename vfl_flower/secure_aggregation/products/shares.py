@@ -1,24 +1,24 @@
-"""Additive shares modulo 2^k, and the dealer's randomness for them.
+"""Additive shares modulo 2^k, and the dealer's randomness for these shares.
 
-Two parties compute, parties 0 and 1. A matrix X is shared if party j has [X]_j and
-X = [X]_0 + [X]_1 modulo 2^k; each share alone is uniform. A dealer, who sees nothing of
+Parties 0 and 1 compute. A matrix X is shared if party j has [X]_j, for j = 0, 1, and X
+= [X]_0 + [X]_1 modulo 2^k; each share alone is uniform. A dealer, who sees nothing of
 what the parties exchange, gives them correlated randomness (D. Beaver, "Commodity-based
-cryptography", STOC 1997). This is mostly a seed, which a party expands block by block,
-and a correction for values that seeds alone cannot provide.
+cryptography", STOC 1997). This randomness is mostly a seed, which a party expands block
+by block. A correction provides the values that do not follow from seeds alone.
 
-Every stream is bound to its use, a :class:`Deal`: the same seed in a different run,
-step, round, half or shape gives different elements, so that no mask ever hides two
-values. A dealer's message carries a tag under its seed, so that a message is refused if
-it was meant for a different use, was cut, or was changed on its way. The tag does not
+Every stream is bound to its use, a :class:`Deal`: in a different run, step, round, half
+or shape, the same seed gives different elements, so that no mask ever hides two values.
+A dealer's message has a tag computed with its seed, so that a message is refused if it
+was meant for a different use, truncated, or altered in transit. The tag does not
 protect against the dealer, who knows the seed.
 
-All this is secure only while nobody colludes: the dealer and either computing party
-together can read the shared values, and so can the two computing parties. Nothing is
-sent to a dealer. But a dealer that sends inconsistent randomness adds an error that it
-knows to the results, and values derived from these results may then reveal something
-about the shared data. A check detects this for products and for the seeds of their
-masks (:mod:`vfl_flower.secure_aggregation.products.triples`). There is no such check
-for cosines and the seeds of angles.
+The shares are secure only if nobody colludes: the dealer and either computing party
+together can read the shared values, and so can the two computing parties. The parties
+send nothing to the dealer. But a dealer that sends inconsistent randomness adds an
+error that it knows to the results, and values derived from these results may then
+reveal something about the shared data. A check detects this for products and for the
+seeds of their masks (:mod:`vfl_flower.secure_aggregation.products.triples`). There is
+no such check for cosines and the seeds of angles.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from vfl_flower.typing import Array
 SEED_BYTES = 32
 
 BLOCK_ROWS = 1024
-"""Number of rows in a block. Blocks have separate streams, so any may come first."""
+"""Number of rows in a block. Blocks have separate streams, so their order is free."""
 
 NOTHING = np.empty(0, "u1")
-"""The correction of a party that gets only a seed."""
+"""The empty correction, for a party that gets only a seed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Deal:
     """One use of the dealer's randomness; the same at the dealer and all its parties.
 
     **Contract of the caller**: never repeat a use with different data. Two openings
-    under one mask reveal the difference of the hidden values. The same data may be
+    under the same mask reveal the difference of the hidden values. The same data may be
     opened again (a retry): the message is then the same, bit for bit.
 
     Raises ValueError if a size in `shape` is not positive, or if `owners` do not add up
@@ -70,8 +70,8 @@ class Deal:
     bits: int
     """Width k of the ring."""
     owners: tuple[int, ...] = ()
-    """How many columns each party owns, in party order, if each party hides its own
-    columns and shares none; see
+    """The number of columns of each party, in party order, if each party hides its own
+    columns instead of sharing them; see
     :func:`~vfl_flower.secure_aggregation.products.triples.hide_columns`."""
 
     def __post_init__(self) -> None:
@@ -104,11 +104,12 @@ class Deal:
     def elements(
         self, seed: bytes, name: str, block: int, shape: tuple[int, ...], bits: int = 0
     ) -> Array:
-        """Expand a seed to uniform integers of a shape, the same each time.
+        """Expand a seed to uniform integers of the given shape, always the same.
 
-        The integers are ChaCha20 output under the key of seed, use, name and block; the
-        name distinguishes the integers' purpose within this use. With 16 or 32 `bits`
-        they are angles, uint16 or uint32; with 0 they are elements of the ring, uint64.
+        The integers are ChaCha20 output under a key derived from seed, use, name and
+        block; the name distinguishes the purposes of integers within this use. With 16
+        or 32 `bits`, the integers are angles, uint16 or uint32; with 0, they are
+        elements of the ring, uint64.
         """
         count = math.prod(shape)
         take = stream(seed, [*self.parts(name), str(block).encode()])
@@ -132,7 +133,7 @@ class Dealt:
     seed: bytes
     """The party's seed, 32 bytes. Whoever reads it can remove the party's masks."""
     correction: Array
-    """Packed elements, uint8, (b,), which look uniform; empty if the seed is enough."""
+    """Packed elements, uint8, (b,), which look uniform; empty if the seed suffices."""
     tag: bytes
     """Keyed hash of use, recipient and correction, 32 bytes."""
 
@@ -181,7 +182,7 @@ class Dealt:
 
 
 class Portion:
-    """A reader of the dealer's messages to one party, one by one."""
+    """A reader of the dealer's messages to one party, one at a time."""
 
     def __init__(self, data: Array) -> None:
         self._left = data
@@ -200,13 +201,13 @@ class Portion:
 
 
 class Elements:
-    """A reader of packed elements of a ring, block by block."""
+    """A reader that unpacks elements of a ring, block by block."""
 
     def __init__(self, data: Array) -> None:
         self._data, self._place = data, 0
 
     def take(self, bits: int, shape: tuple[int, ...]) -> Array:
-        """Return the next elements; ``ValueError`` if there are too few."""
+        """Return the next elements; raises ``ValueError`` if there are too few."""
         start = self._place
         self._place += math.prod(shape) * width_of(bits)
         return unpack(self._data[start : self._place], bits, shape)
@@ -231,8 +232,8 @@ def pack(elements: Array, bits: int) -> Array:
 def unpack(data: Array, bits: int, shape: tuple[int, ...]) -> Array:
     """Return the elements that :func:`pack` packed, uint64.
 
-    Raises ValueError for too few or too many bytes, or if an element is not below
-    2^bits.
+    Raises ValueError if there are too few or too many bytes, or if an element is not
+    below 2^bits.
     """
     size = width_of(bits)
     count = math.prod(shape)

@@ -1,8 +1,8 @@
 """Products of shared matrices with a dealer's correlated randomness.
 
-A product of shared numbers takes one triple (D. Beaver, "Efficient multiparty protocols
-using circuit randomization", CRYPTO 1991), and so does a product of shared matrices
-(P. Mohassel and Y. Zhang, "SecureML", IEEE S&P 2017). Parties 0 and 1 hold shares of F
+A product of shared numbers needs one triple (D. Beaver, "Efficient multiparty protocols
+using circuit randomization", CRYPTO 1991), and so does a product of shared matrices (P.
+Mohassel and Y. Zhang, "SecureML", IEEE S&P 2017). Parties 0 and 1 hold shares of F
 modulo 2^k.
 
 **F^T F.** Parties 0 and 1 get the seeds of random matrices A_0 and A_1, and open
@@ -25,14 +25,14 @@ d = w - b:
 
     [F w]_0 = ([F]_0 + [F]_1 - A) w + [c]_0,    [F w]_1 = A d + [c]_1.
 
-**A dealer that sends a wrong C or c** would change the result. Some columns (rows) of A
-are used only for a check. With V = (V'; I), where V' is random and unknown to the
+**A dealer that sends a wrong C or c** would change the result. So some columns (rows)
+of A are used only for a check. With V = (V'; I), where V' is random and unknown to the
 dealer, the parties open U = (A_0 - A_1) V, which these columns make uniform, and
 compare C V with (A_0 - A_1)^T U on shares. A column of V' distinguishes a wrong C from
 the right one with probability at least 1/2: for a nonzero d and a uniform v, the
-probability of d v = 0 modulo 2^k is at most 1/2. This is why one random factor, which
-is enough in a field, is not enough here (R. Cramer, I. Damgard, D. Escudero, P. Scholl,
-C. Xing, "SPDZ2k", CRYPTO 2018, make the ring wider instead).
+probability of d v = 0 modulo 2^k is at most 1/2. So a single random factor, which
+suffices in a field, does not suffice here (R. Cramer, I. Damgard, D. Escudero, P.
+Scholl, C. Xing, "SPDZ2k", CRYPTO 2018, make the ring wider instead).
 
 **A dealer that gives an owner a wrong seed** for its columns of A_0 or A_1 would change
 the owner's columns of F to F + Delta, with a Delta that the dealer knows. So the owner
@@ -115,7 +115,7 @@ def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
 
 
 def seed_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
-    """Return a digest, 32 bytes, of the use and an owner's seed of a mask."""
+    """Return a digest, 32 bytes, of the use and of an owner's seed for a mask."""
     return derive_key(seed, [*deal.parts("digest"), str(owner).encode()])
 
 
@@ -129,11 +129,11 @@ def hide_columns(
 ) -> Array:
     """Return an owner's columns of E, which it sends to parties 0 and 1.
 
-    The owner knows its own columns of F, and gets the seeds of these columns of A_0 and
-    A_1. So it opens its columns in one message, and need not share them first. The
-    columns come in whole blocks of rows, starting with block `first`. The result is
-    uniform to anyone who knows only one of A_0 and A_1. Raises ValueError if the
-    dealer's message does not fit.
+    The owner knows its own columns of F, and gets the seeds of the same columns of A_0
+    and A_1. So the owner opens its columns in one message, and need not share them
+    first. The columns are passed in whole blocks of rows, starting with block `first`.
+    The result is uniform to anyone who knows only one of A_0 and A_1. Raises ValueError
+    if the dealer's message does not fit.
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
     return _hidden(deal, [dealt.seed, dealt.correction.tobytes()], columns, first)
@@ -159,7 +159,7 @@ class _Triple:
     def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
         """Return a block of this party's share of F minus its mask; uniform.
 
-        With an `owner`, the result has only the columns of the owner at this place.
+        With an `owner`, the result has only the columns of the owner with this index.
         """
         return subtract(share, self._mask(block, owner), self.deal.bits)
 
@@ -188,7 +188,7 @@ class GramTriple(_Triple):
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
 
     def add_all(self, owners: Sequence[Elements], joint: Sequence[Elements]) -> None:
-        """Add the openings of all owners, and both parties' of the joint columns.
+        """Add the openings of all owners, and both parties' openings of joint columns.
 
         Raises ValueError if an opening is too short or too long.
         """
@@ -207,8 +207,8 @@ class GramTriple(_Triple):
     def share(self) -> Array:
         """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.
 
-        The share is uniform, with two exceptions: its lowest bits are those of E^T E,
-        which both parties know; and the sum of both shares is the value that
+        The share is uniform, with two exceptions: its lowest bits equal the lowest bits
+        of E^T E, which both parties know; and the sum of both shares is the value that
         :func:`open_gram` opens.
         """
         columns = self.deal.shape[1]
@@ -251,7 +251,7 @@ class GramTriple(_Triple):
 
 
 def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
-    """Return the dealer's message to the owner of some columns of F for F w."""
+    """Return the dealer's message for F w to the owner of some columns of F."""
     seed = _owner_seed(deal, deal.seed(root, 1), owner)
     return Dealt.of(deal, owner, seed, name=OWNER)
 
@@ -259,8 +259,8 @@ def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
 def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
     """Return an owner's columns of F - A, which it sends to party 0.
 
-    They are uniform to anyone without the seed of A, which party 1 and the owner have.
-    Raises ValueError if the dealer's message is for a different use or altered.
+    The columns are uniform to anyone without the seed of A, which party 1 and the owner
+    have. Raises ValueError if the dealer's message is for a different use or altered.
     """
     dealt.check(deal, owner, name=OWNER)
     return _hidden(deal, [dealt.seed], columns)
@@ -270,7 +270,7 @@ def open_gram(first: Array, second: Array, deal: Deal) -> Array:
     """Return F^T F modulo 2^k from both parties' shares, uint64, (columns, columns).
 
     The result has twice as many fraction bits as F. Raises ValueError if the parties
-    have not added the same openings E: then half of the elements of the sum are odd.
+    have not added the same openings E: half of the elements of the sum are then odd.
     """
     doubled = reduce(first + second, deal.bits + 1)
     if (doubled & np.uint64(1)).any():
@@ -374,7 +374,7 @@ def _owner_seed(deal: Deal, seed: bytes, owner: int) -> bytes:
 def _matrix(
     deal: Deal, seed: bytes, block: int, more: int = 0, owner: int | None = None
 ) -> Array:
-    """Return a block of random numbers, for all columns and more or for one owner."""
+    """Return a block of random numbers for all columns and `more`, or for one owner."""
     rows = list(deal.blocks())[block]
     count = rows.stop - rows.start
     if not deal.owners:
