@@ -398,7 +398,7 @@ def test_a_file_that_lacks_an_array_or_holds_nan(tmp_path):
 
 def test_a_model_is_not_saved_over_a_folder(tmp_path):
     for path in (tmp_path, tmp_path / "none" / "model.npz"):
-        with pytest.raises(ValueError, match="path must be a file in a folder"):
+        with pytest.raises(ValueError, match="path must be a file in an existing"):
             LINEAR.save(path)
 
 

@@ -1,4 +1,4 @@
-"""The result of an alignment: how many ids the parties share, and the order's name."""
+"""The result of an alignment: the numbers of shared ids, and the name of the order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 FAR_LESS = 0.8
-"""A party's ids are doubtful if its overlap is below this share of the overlap of two
-other parties."""
+"""A party's ids are doubtful if its largest overlap is below this share of the overlap
+of two other parties."""
 
 
 @shapes_only
@@ -31,12 +31,12 @@ class AlignmentModel(Model):
     tag : str
         Tag of the order: the same at all parties, and different for every order.
     held_ : Array of bool, shape (k, T)
-        Sets of parties, one per row; each set holds ids that no other party holds.
+        Sets of parties, one per row; their members hold ids that no other party holds.
     counts_ : Array of int, shape (k,)
         Number of these ids for each set.
     rows_ : list of Array of int, shape (m,)
-        The common rows of each party, in the common order; only after a run in one
-        process, since otherwise they stay at their parties.
+        The common rows of each party, in the common order. They are available only
+        after a run in one process; otherwise they stay at the parties.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class AlignmentModel(Model):
         Parameters
         ----------
         *parties : int
-            Places of parties, from 0.
+            Places of the parties, counted from 0.
         """
         return int(self.counts_[self.held_[:, list(parties)].all(axis=1)].sum())
 
@@ -80,7 +80,7 @@ class AlignmentModel(Model):
         """Return parties whose ids overlap far less than the ids of two other parties.
 
         The overlap of two parties is the share of the smaller party's ids that the
-        other party holds too. Each item is the place of a party, its largest
+        other party also holds. Each item contains the place of a party, its largest
         overlap, and the largest overlap of two other parties.
         """
         T = self.held_.shape[1]

@@ -39,7 +39,7 @@ class Model:
     stored: ClassVar[Stored]
 
     id: str | None = None
-    """Id under which parties store their local models; None or "": there are none."""
+    """Id under which parties store local models; None or "" if there are none."""
 
     @property
     def note(self) -> str:
@@ -55,10 +55,10 @@ class Model:
         return None
 
     def plane(self) -> dict[str, list[float]] | None:
-        """Return where the clusters are in the plane in which they differ most.
+        """Return the positions of the clusters in the plane in which they differ most.
 
-        The keys are ``x`` and ``y``, ``rows`` (the row counts of :attr:`clusters`), and
-        ``shares``: the shares of the variance that the two directions explain. Returns
+        The keys are ``x``, ``y``, ``rows`` (the row counts of :attr:`clusters`) and
+        ``shares`` (the shares of the variance that the two directions explain). Returns
         None without clusters.
         """
         from vfl_flower.numerics.plane import principal_plane
@@ -71,7 +71,7 @@ class Model:
         return {name: [float(v) for v in values] for name, values in named.items()}
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return row counts in the model, by description.
+        """Return the row counts in the model, by description.
 
         `names` are the names of the parties, in party order.
         """
@@ -92,17 +92,17 @@ class Model:
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
         """Return the labels that one party's local model assigns to rows, shape (n, d).
 
-        `part` has the settings and arrays of the local model, and the rows are encoded
+        `part` contains the settings and arrays of the local model; the rows are encoded
         as in training. Raises ValueError if a local model alone cannot label rows.
         """
         raise ValueError("one party alone cannot label new rows with this model")
 
     def to_record(self) -> ArrayRecord:
-        """Return the model as a record of Flower: ``Result.arrays``."""
+        """Return the model as a Flower record, as in ``Result.arrays``."""
         return ArrayRecord({k: FlowerArray(v) for k, v in self.arrays().items()})
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the model to one npz file, whole or not at all.
+        """Write the model to one npz file, either completely or not at all.
 
         Parameters
         ----------
@@ -117,17 +117,17 @@ class Model:
         Raises
         ------
         ValueError
-            `path` is a folder, or in a folder that does not exist.
+            `path` is a folder, or its folder does not exist.
         """
         target = Path(path)
         target = target if target.suffix else target.with_suffix(".npz")
         if not target.parent.is_dir() or Path(path).is_dir():
             raise ValueError(
-                f"path must be a file in a folder that exists, got {os.fspath(path)!r}"
+                f"path must be a file in an existing folder, got {os.fspath(path)!r}"
             )
         header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
         arrays: Any = header | self.arrays()
-        # A model with local models may hold secrets of the parties.
+        # A model with local models can contain secrets of the parties.
         with whole_file(target, private=bool(self.id)) as file:
             np.savez(file, **arrays)
         return target
@@ -139,7 +139,8 @@ class Model:
         Raises
         ------
         ValueError
-            The file holds a different kind of model, or was written by a later version.
+            The file contains a different type of model, or was written by a later
+            version.
         """
         kind, arrays = _read(path)
         if kind != cls.kind:
@@ -151,9 +152,9 @@ class Model:
 class PartedModel(Model):
     """A model of random features whose local models are at the parties.
 
-    It holds the server's data, and the local models (`parts`) only if all parties are
-    in one process, as after ``simulate``. A file saved with the local models holds the
-    secrets of all parties.
+    The model contains the server's data. It contains the local models (`parts`) only if
+    all parties are in one process, as after ``simulate``. A file saved with the local
+    models contains the secrets of all parties.
     """
 
     id: str = field()  # required, unlike in the base class
@@ -173,12 +174,12 @@ class PartedModel(Model):
         "kept": ("kept", bool),
     }
     TYPED: ClassVar[set[str]] = set()
-    """Names of values of a local model that are arrays, besides the names that start
-    with ``local_``; other values are numbers, texts and lists."""
+    """Names of the array values of a local model, in addition to the names that start
+    with ``local_``; all other values are numbers, texts and lists."""
 
     @property
     def note(self) -> str:
-        """Say where the model is."""
+        """Describe the location of the local models."""
         if self.kept:
             return f"model {self.id}: its local models are in the parties' state-dirs"
         return f"model {self.id} cannot predict later: not all parties have a state-dir"
@@ -199,7 +200,8 @@ class PartedModel(Model):
         Returns
         -------
         Array, shape (n, C)
-            Scores of the classes (binary: of the second class), or predicted values.
+            Scores of the classes (of the second class if there are two), or predicted
+            values.
 
         Raises
         ------
@@ -265,7 +267,7 @@ class RemovedModel(Model):
     stored: ClassVar[Stored] = {"model": ("model_id", str)}
 
     model_id: str
-    """Id of the model. `id` stays None: there are no local models."""
+    """Id of the model. `id` stays None, since there are no local models."""
 
     @property
     def note(self) -> str:
@@ -281,12 +283,12 @@ class UsedModel(RemovedModel):
 
     @property
     def note(self) -> str:
-        """Say where the model is."""
+        """Describe the location of the local models."""
         return f"model {self.model_id}: its local models are in the parties' state-dirs"
 
 
 def arrays_of_parts(parts: Sequence[Mapping[str, Any]] | None) -> Arrays:
-    """Return the values of local models by the names ``part_<j>.<name>``."""
+    """Return the values of local models under the names ``part_<j>.<name>``."""
     pairs = [(j, part.items()) for j, part in enumerate(parts or [])]
     return {f"part_{j}.{k}": np.array(v) for j, items in pairs for k, v in items}
 
@@ -298,9 +300,9 @@ def part_in(stored: Arrays, j: int) -> Arrays:
 
 
 def load_one_of(kinds: Iterable[type[Model]], path: str | os.PathLike[str]) -> Model:
-    """Return the model in a file, of the kind that the file names.
+    """Return the model in a file, as an instance of the type that the file names.
 
-    Raises ValueError as :func:`vfl_flower.load_model` does.
+    Raises ValueError in the same cases as :func:`vfl_flower.load_model`.
     """
     name, arrays = _read(path)
     for kind in kinds:
@@ -331,7 +333,7 @@ def _made(kind: type[M], arrays: Arrays) -> M:
 
 def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
     """Return the kind and the arrays of a saved model."""
-    path = Path(path)  # rejects the number of an open file
+    path = Path(path)  # rejects file descriptors
     try:
         with open(path, "rb") as file:
             arrays = read_npz(file, compressed=False)
@@ -348,7 +350,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
 
 
 def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
-    """Return the arrays of a record, or of a mapping, as NumPy arrays."""
+    """Return the arrays of a record or mapping as NumPy arrays."""
     return {
         name: value.numpy() if isinstance(value, FlowerArray) else value
         for name, value in arrays.items()
@@ -358,8 +360,8 @@ def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
 def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
     """Return one matrix per party, as arrays.
 
-    Raises ValueError unless the matrices have equal row counts, the `widths` and finite
-    values.
+    Raises ValueError unless the matrices have equal row counts, the given `widths` and
+    finite values.
     """
     if isinstance(blocks, np.ndarray) or not isinstance(blocks, Sequence):
         raise ValueError(

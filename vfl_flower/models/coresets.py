@@ -16,11 +16,11 @@ from vfl_flower.typing import Array, Arrays
 
 
 class _InBlocks(Model):
-    """A model of which each party may store its block, for later predictions."""
+    """A model whose blocks can be stored by the parties, for later predictions."""
 
     @property
     def note(self) -> str:
-        """Say where the blocks are."""
+        """Report the locations of the blocks."""
         if not self.id:
             return ""
         return f"model {self.id}: its local models are in the parties' state-dirs"
@@ -41,9 +41,9 @@ class LinearModel(_InBlocks):
     intercept_ : float
         Prediction at the origin, in the unit of y.
     id : str
-        Id under which the parties store their blocks; "" if they do not.
+        Id under which the parties store their blocks; "" if they store none.
     clips : dict of str to Array
-        How the parties clip outlying rows, if all parties are in one process.
+        The clipping of outlying rows at each party, if all are in one process.
 
     Examples
     --------
@@ -110,10 +110,10 @@ class KMeansModel(_InBlocks):
     cluster_centers_ : list of Array, shape (k, d_j)
         Party j's columns of the k centres, in the unit of the columns.
     id : str
-        Id under which the parties store their blocks; "" if they do not.
+        Id under which the parties store their blocks; "" if they store none.
     sizes_ : Array, shape (k,)
-        Number of rows in each cluster, by the weights of the coreset; shape (0,) if the
-        server does not know the numbers.
+        Number of rows in each cluster, computed from the weights of the coreset; shape
+        (0,) if the server does not know the numbers.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class KMeansModel(_InBlocks):
         return np.hstack(self.cluster_centers_), self.sizes_
 
     def predict(self, blocks: Sequence[Array]) -> Array:
-        """Return the nearest centre of each new row.
+        """Return the number of the nearest centre to each new row.
 
         Parameters
         ----------

@@ -55,9 +55,9 @@ class KernelModel(PartedModel):
     def predict_proba(self, blocks: Sequence[Array]) -> Array:
         """Return the probabilities of the classes of new rows.
 
-        The shape is (n, C), or (n, 2) for two classes. Raises ValueError as
-        :meth:`decision_function` does, or if the model has no probabilities: it
-        predicts real numbers, or was not trained with the logistic loss.
+        The shape is (n, C), or (n, 2) for two classes. Raises ValueError in the same
+        cases as :meth:`decision_function`, or if the model has no probabilities because
+        it predicts real numbers or was not trained with the logistic loss.
         """
         scores, holder = self.decision_function(blocks), self.holder
         if holder["target"] == "continuous" or holder.get("loss") != "logistic":

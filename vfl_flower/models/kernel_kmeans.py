@@ -19,7 +19,7 @@ from vfl_flower.typing import Array, Arrays
 @shapes_only
 @dataclass
 class KernelKMeansModel(Model):
-    """Clusters of a kernel; labels, and the map from rows to labels, stay at parties.
+    """Clusters in a kernel's space; the parties keep the labels and the map to labels.
 
     Attributes
     ----------
@@ -40,9 +40,9 @@ class KernelKMeansModel(Model):
     kept : bool
         Whether all parties have a ``state-dir`` with their local models.
     parts : list of dict, optional
-        Local models, one per party, if all are in one process: a
-        :class:`~vfl_flower.numerics.kernel_embedding.EmbeddingPart`, without a map
-        if the model was trained without cem.
+        Local models, one per party, if all are in one process. Each is an
+        :class:`~vfl_flower.numerics.kernel_embedding.EmbeddingPart`, without a map if
+        the model was trained without cem.
     sizes_ : Array, shape (k,)
         Number of rows in each cluster; shape (0,) in an incomplete model.
 
@@ -91,7 +91,7 @@ class KernelKMeansModel(Model):
 
     @property
     def note(self) -> str:
-        """Say where the labels are."""
+        """Report the location of the labels."""
         if self.kept:
             return f"model {self.id}: labels and local models are in state-dirs"
         return f"model {self.id}: parties without a state-dir store no labels"
@@ -108,7 +108,7 @@ class KernelKMeansModel(Model):
         return [np.asarray(part["labels"]) for part in self._parts()]
 
     def transform(self, X: Array) -> Array:
-        """Return the embedding of rows, shape (n, s); its products estimate the kernel.
+        """Return the embedding of rows, (n, s), whose products estimate the kernel.
 
         Parameters
         ----------
@@ -118,8 +118,8 @@ class KernelKMeansModel(Model):
         Raises
         ------
         ValueError
-            The rows have different columns, or no local model with a map is in this
-            process.
+            The rows do not have the training columns, or no local model with a map is
+            in this process.
         """
         return embed_rows(self._map(X), np.asarray(X))
 

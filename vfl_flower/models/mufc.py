@@ -1,4 +1,4 @@
-"""The model of MUFC: clusters that can forget."""
+"""The model of MUFC: clusters that can forget rows."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from vfl_flower.typing import Array
 @shapes_only
 @dataclass
 class MUFCModel(Model):
-    """Global clusters of a model that can forget.
+    """Global clusters of a model that can forget rows.
 
     Attributes
     ----------
     id : str
         Id of the run that trained the model, in hexadecimal.
     version : int
-        1 after training, plus 1 for each completed request.
+        The version is 1 after training, and increases by 1 with each completed request.
     cluster_centers_ : Array, shape (K, d)
         C_s, in the unit of the columns.
     inertia_ : float
         Sum of the squared distances of the rows to the centres of their local
-        centroids' clusters, in squared sides of the box; NaN if no party was asked.
+        centroids' clusters, in squared sides of the box; NaN if the parties were not
+        asked for it.
     sizes_ : Array of int, shape (K,)
-        Number of rows in each cluster; empty if no party was asked.
+        Number of rows in each cluster; empty if the parties were not asked for it.
     kept : bool
-        Whether parties and server have stored the data for forgetting rows.
+        Whether the parties and the server have stored the data needed to forget rows.
     lower, upper : Array, shape (d,) or ()
         The box by which the columns are scaled.
     labels_ : list of Array, optional
@@ -71,7 +72,7 @@ class MUFCModel(Model):
 
     @property
     def note(self) -> str:
-        """Say whether the model can forget."""
+        """Report whether the model can forget rows."""
         ability = (
             "can forget" if self.kept else "cannot forget: a state folder was missing"
         )
@@ -85,17 +86,17 @@ class MUFCModel(Model):
         return Box(self.lower, self.upper).scale(self.cluster_centers_), self.sizes_
 
     def predict(self, X: Array) -> Array:
-        """Return the nearest centre of each row, shape (n,), with box sides as units.
+        """Return the nearest centre to each row, (n,), measured in sides of the box.
 
         Parameters
         ----------
         X : Array, shape (n, d)
-            Rows in the unit of the training rows; they may be outside the box.
+            Rows in the unit of the training rows; they can be outside the box.
 
         Raises
         ------
         ValueError
-            The rows have different columns, or values that are not finite numbers.
+            The rows have a different number of columns, or values that are not finite.
         """
         from vfl_flower.numerics.kmeans import assign
         from vfl_flower.numerics.mufc import Box

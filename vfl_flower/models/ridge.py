@@ -58,8 +58,8 @@ class RidgeModel(PartedModel):
     def predict_proba(self, blocks: Sequence[Array]) -> Array:
         """Return the probabilities of the classes of new rows.
 
-        The shape is (n, C), or (n, 2) for two classes. Raises ValueError as
-        :meth:`decision_function` does, or if the model predicts real numbers.
+        The shape is (n, C), or (n, 2) for two classes. Raises ValueError in the same
+        cases as :meth:`decision_function`, or if the model predicts real numbers.
         """
         scores, holder = self.decision_function(blocks), self.holder
         if "slope" not in holder:
