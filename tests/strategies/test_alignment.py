@@ -387,7 +387,7 @@ SIZES = "sizes must give the number of ids of each party"
         (OWN, "sizes", [120, 119, 120], SIZES),
         (OWN, "sizes", [120, 120, 0], SIZES),
         (OWN, "sizes", [120, 120, client.MOST_IDS + 1], SIZES),
-        (KEEP, "positions", [*range(20), 0], "positions must not name a row twice"),
+        (KEEP, "positions", [*range(20), 0], "positions must not contain a row twice"),
         (KEEP, "positions", [], "at least 20 rows in common, got 0"),
         (KEEP, "positions", [*range(19)], "at least 20 rows in common, got 19"),
         (KEEP, "positions", [120], "below 120"),

@@ -146,7 +146,7 @@ def test_sums_are_those_of_the_next_block(tmp_path, monkeypatch):
     monkeypatch.setattr(party, "MOST_SUMS", 90)
     model = trained(tmp_path, "k-means")
     for start, stop in ((0, 29), (1, 31), (5, 6), (30, 61), (60, 90)):
-        with pytest.raises(PartyFailed, match="must be a block of 30 or the last"):
+        with pytest.raises(PartyFailed, match="must be a block of 30 rows or the last"):
             sum_of(greeted(tmp_path, model), start, stop)
     asked = greeted(tmp_path, model)
     sums = sum_of(asked, 60, 70)

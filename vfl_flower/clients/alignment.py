@@ -2,9 +2,10 @@
 
 The ids of a party become points of Curve25519 (:mod:`vfl_flower.secure_aggregation.
 points`). The party shuffles its list, encrypts it under a key used only in this run,
-and sends it, sealed, to the next party. Every other party encrypts the list once more
-without changing its order, and the last one sends it to the server. By then each list
-is encrypted under the keys of all parties, so equal ids have equal points in all lists.
+and sends it, sealed, to the next party. Each other party in turn encrypts the list once
+more without changing its order, and the last of them sends it to the server. Each list
+is then encrypted under the keys of all parties, so equal ids have equal points in all
+lists.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Passes:
     sizes: list[int]
     """Number of ids of each party, according to the server, in party order."""
     left: int
-    """Number of other parties' lists that this party has yet to encrypt."""
+    """Number of other parties' lists that this party has not yet encrypted."""
     ids: bytes
     """Digest of the party's ids in the order of its file."""
     rows: Array | None = None
@@ -97,7 +98,7 @@ class KeptOrder(TypedDict):
 def encrypt_ids(party: Party, sizes: list[int]) -> Points:
     """Return the party's ids as points, shuffled and encrypted under its key.
 
-    `sizes` says how many ids each party has.
+    `sizes` contains the number of ids of each party.
     """
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
@@ -112,8 +113,8 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
     """Encrypt the list that the previous party has sent, without changing its order.
 
     The number of encryptions so far shows which party owns the list, and so how long
-    the list must be. This party's own count decides whether the list goes to the next
-    party or, once it is encrypted under all keys, to the server.
+    the list must be. This party's own count also determines the recipient: the next
+    party or, once the list is encrypted under all keys, the server.
     """
     run = party.recall(Passes)
     if run.left < 1:
@@ -143,7 +144,7 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
 def hash_with_key(
     party: Party, salt: Annotated[bytes, Len(16, 16)], sizes: list[int]
 ) -> Hashes:
-    """Return keyed hashes of the party's ids, shuffled; all parties use one `salt`.
+    """Return keyed hashes of the party's ids, shuffled; all parties share the `salt`.
 
     Since the server chooses the salt, the hashes also depend on the parties' session
     keys, so that no hash occurs in two sessions.
@@ -166,15 +167,15 @@ def keep_order(
 ) -> KeptOrder:
     """Store the common order under the name `alignment`.
 
-    `positions` are places in the party's shuffled list, and `tag` is a digest of the
-    common points, the same for all parties.
+    `positions` are places in the party's shuffled list, and `tag`, the same for all
+    parties, is a digest of the common points.
     """
     run = party.recall(Passes)
     if run.left:
         raise PartyError("not all parties have encrypted the lists yet")
     least = 1 if party.allow_plain else LEAST_ROWS
     if len(np.unique(positions)) < len(positions):
-        raise PartyError("positions must not name a row twice")
+        raise PartyError("positions must not contain a row twice")
     if len(positions) < least:
         raise PartyError(
             f"the parties must have at least {least} rows in common, got "
@@ -198,7 +199,7 @@ def keep_order(
 
 
 def _check_sizes(party: Party, sizes: list[int]) -> None:
-    """Raise unless all sizes are valid and the size of this party's list is right."""
+    """Raise unless all sizes are valid and this party's size is correct."""
     fits = len(sizes) == party.n_parties and sizes[party.index or 0] == party.n_rows
     if not fits or not all(0 < size <= MOST_IDS for size in sizes):
         raise PartyError(
@@ -214,7 +215,7 @@ def _key(party: Party, purpose: str) -> bytes:
 
 
 def _digest(party: Party, ids: Sequence[bytes]) -> bytes:
-    """Return a digest of ids in order, keyed for this party and this run alone."""
+    """Return a digest of ordered ids, under a key for only this party and this run."""
     digest = hashlib.blake2b(key=_key(party, "ids"), digest_size=32)
     for id_ in ids:
         digest.update(b"%d:%b" % (len(id_), id_))

@@ -25,8 +25,8 @@ MAX_CLASSES = 100
 """Maximum number of classes of the labels."""
 
 Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
-"""C, the number of functions that the label holders learn: one for each class, or a
-single one."""
+"""C, the number of functions that the label holders learn: one function for each class,
+or a single function."""
 
 RowNumbers = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Row numbers: at least one; repeats are allowed."""
@@ -140,7 +140,7 @@ def columns_of(target: Target, classes: Array) -> int:
 
 
 def signs_of(y: Array, target: Target, classes: Array) -> Array:
-    """Return labels in the form that the losses need, (n, C): -1 and +1, or real."""
+    """Return labels in the form that the losses require, (n, C): -1 and +1, or real."""
     if target == "continuous":
         return y[:, None]
     columns = classes[1:] if target == "binary" else classes
@@ -161,7 +161,7 @@ def check_columns(party: Party, width: int, trained: list[str]) -> None:
 def least_rows(party: Party) -> int:
     """Return the minimum number of rows, in all and per class, for a reported number.
 
-    The minimum is 20, or in one process half of the labelled rows if that is less.
+    The minimum is 20; in one process, it is half of the labelled rows if that is less.
     """
     half = party.n_labels // 2 if party.row_sets is None else LEAST_ROWS
     return min(LEAST_ROWS, half)
@@ -170,8 +170,8 @@ def least_rows(party: Party) -> int:
 def hides_each(party: Party, rows: Array) -> bool:
     """Return whether a mean over these labelled rows hides each of them.
 
-    Raises PartyError if a row occurs twice: if it occurred often enough, it would
-    determine the mean.
+    Raises PartyError if a row occurs twice, because a row that occurred often enough
+    would determine the mean.
     """
     if len(np.unique(rows)) < len(rows):
         raise PartyError("a model must be evaluated on each row only once")
@@ -179,9 +179,10 @@ def hides_each(party: Party, rows: Array) -> bool:
 
 
 def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
-    """Return which `rows` have labels here, and the labels: none if there are too few.
+    """Return which `rows` have labels here, and these labels; none if they are too few.
 
-    Raises PartyError if the party has already `evaluated`, or if it holds no labels.
+    Raises PartyError if the party has already `evaluated` predictions, or if it holds
+    no labels.
     """
     if party.y is None:
         raise PartyError("this party holds no labels")
@@ -213,11 +214,12 @@ def measures_of(
 
     Metrics of two classes are reported only if each class has at least
     :func:`least_rows` rows, and the base rate only if at least that many rows are
-    outside the most frequent class: a metric over few rows reveals each of them.
+    outside the most frequent class: a metric over a few rows reveals each of these
+    rows.
 
-    `scores` rank the rows if there are two classes, of which the second is positive;
-    `probability` is the predicted probability of each row's true class. Both have shape
-    (n,). Raises PartyError if the mean squared error is not finite.
+    If there are two classes, `scores` rank the rows, and the second class is positive.
+    `probability` is the predicted probability of each row's true class. Both arrays
+    have shape (n,). Raises PartyError if the mean squared error is not finite.
     """
     bins: dict[str, Array] = {}
     if target == "continuous":

@@ -3,16 +3,16 @@
 Two parties compute: the *first*, which opens the Gram matrix, and the *second*. A
 dealer, which sees none of their messages, generates the seeds of the masks A_0 + A_1
 and the triple (:mod:`vfl_flower.secure_aggregation.products.triples`). Each party opens
-its own columns under the masks, E = F - A_0 - A_1, to the two computing parties alone
-(:func:`hide`), and the second sends its share of the Gram matrix to the first. All
-these messages are encrypted when they pass the server. No party knows the *joint*
-columns: the two computing parties have shares of them. Each of the two opens its shares
-under its own mask (:func:`open_joint`), and both add up the openings.
+its own columns under the masks, E = F - A_0 - A_1, only to the two computing parties
+(:func:`hide`), and the second party sends its share of the Gram matrix to the first
+party. All these messages are encrypted when they pass the server. No party knows the
+*joint* columns: the two computing parties have shares of them. Each computing party
+opens its shares under its own mask (:func:`open_joint`), and both add up the openings.
 
-An algorithm declares a step that makes the columns and calls :func:`hide`; the step
+An algorithm declares a step that computes the columns and calls :func:`hide`. The step
 :func:`multiply` follows, and the algorithm's last step calls :func:`opened`. The server
-says which parties compute and how many columns and rows there are, and each party
-checks what it can (:func:`check_roles`, :func:`check_rows`).
+determines the computing parties and the numbers of columns and rows. Each party checks
+these choices as far as it can (:func:`check_roles`, :func:`check_rows`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MOST_LEVERAGE = 0.5
 """Largest leverage score of a row in the columns of one party."""
 
 MOST_COLUMNS = 2**12
-"""Maximum number of columns of a Gram matrix: its triple takes 64 MB."""
+"""Maximum number of columns of a Gram matrix; its triple then takes 64 MB."""
 
 Bytes = Whole("*", 0, 256)
 
@@ -107,9 +107,9 @@ def check_roles(
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
-    A `fraction` of 0 bits means that there are no joint columns. `labels` says whether
-    the first party holds labels. `turn` is the round that the step requires, if it
-    allows only one.
+    A `fraction` of 0 bits means that there are no joint columns. `labels` indicates
+    whether the first party holds labels. `turn` is the required round, if the step
+    allows only one round.
     """
     named = roles.first, roles.second, roles.dealer
     places = [place for place in named if place is not None]
@@ -158,12 +158,12 @@ def check_roles(
 
 
 def withhold(party: Party, rule: str) -> None:
-    """Log at the label holder that its labels are not used, because they break a rule.
+    """Log at the label holder that its labels are unused because they violate a rule.
 
-    The server chooses the rows, so each refusal would reveal facts about labels.
+    The server chooses the rows, so each refusal would reveal information about labels.
     Instead, zeros replace the labels, and the protocol ends with a model that predicts
-    a constant. Raises PartyError if all parties are in one process, since its user may
-    know the reason.
+    a constant. Raises PartyError if all parties are in one process, since the user of
+    that process is allowed to know the reason.
     """
     if party.allow_plain:
         raise PartyError(rule)
@@ -174,8 +174,8 @@ def withhold(party: Party, rule: str) -> None:
 def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
     """Refuse a Gram matrix of too few rows.
 
-    There must be at least 20 rows, at least 4 for each column, and at least the number
-    that this party's consent requires.
+    There must be at least 20 rows, at least 4 rows for each column, and at least as
+    many rows as this party's consent requires.
 
     Rows with weights w, shape (m,), count as (sum w)^2 / sum w^2 rows (Kish).
     """
@@ -188,14 +188,14 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
     if limit is not None and limit.rows is not None and effective < limit.rows:
         raise PartyError(
             f"this party's consent requires at least {limit.rows} rows in each Gram "
-            f"matrix, but these {rows} rows count as {effective:.0f}; increase the "
-            "number of rows (setting size or rows)"
+            f"matrix, but these {rows} rows count as only {effective:.0f} rows: "
+            "increase the number of rows (setting size or rows)"
         )
     if effective < least:
         raise PartyError(
             f"a Gram matrix of {columns} columns needs at least {least} rows of "
             f"similar weight ({ROWS_PER_COLUMN} for each column of all parties, and "
-            f"{LEAST_ROWS} in all), but these {rows} rows count as {effective:.0f}; "
+            f"{LEAST_ROWS} in all), but the {rows} rows count as {effective:.0f} rows: "
             "increase the number of rows (setting size or rows) or leave out columns"
         )
 
@@ -209,8 +209,8 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
 def deal(party: Party, roles: Roles) -> Delivered:
     """Generate the correlated randomness in place of the server.
 
-    The party that deals must not collude with a computing party. It neither computes
-    nor holds labels.
+    The party that deals must not collude with a computing party. The dealing party
+    neither computes nor holds labels.
     """
     check_roles(party, roles)
     if not roles.deals(party.index):
@@ -259,17 +259,18 @@ def _triple(party: Party, state: ProductState) -> triples.GramTriple:
 
 
 def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
-    """Return the party's columns under the masks, for each of the computing parties.
+    """Return the party's columns under the masks, for each computing party.
 
-    With them comes a digest of the seed of the receiving party's masks, which exposes a
-    dealer that has sent this party a different seed. A computing party adds its message
+    A digest of the seed of the receiving party's masks is added; it exposes a dealer
+    that has sent this party a different seed. A computing party also adds its message
     for the check of the triple. `columns` yields whole blocks of rows.
     """
     roles, index, openings, block = state.roles, party.index or 0, list[Array](), 0
     with refusing():
         use, of_owner, computing = _parts_of(party, roles, state.dealt)
         for part in columns:
-            # Callers ensure that no number is clipped: a refusal would reveal it.
+            # Callers ensure that no number is clipped, because a refusal would reveal
+            # the clipping.
             elements, _ = roles.numbers.encode(part)
             hidden = triples.hide_columns(use, index, of_owner, elements, block)
             openings.append(shares.pack(hidden, use.bits))
@@ -287,7 +288,7 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
 
 
 def open_joint(party: Party, state: ProductState, blocks: Iterator[Array]) -> Array:
-    """Return the openings of a party's shares of joint columns, but only once."""
+    """Return the openings of a party's shares of joint columns; allowed only once."""
     if len(state.joint) or state.multiplied:
         raise PartyError("joint columns must be opened only once")
     with refusing():
@@ -327,8 +328,9 @@ def multiply(
 ) -> Share:
     """Multiply the opened columns of all parties, at the two computing parties.
 
-    The second party sends its share to the first, with the proof of its triple. `joint`
-    and `checks` are the other party's openings of joint columns and of its triple.
+    The second party sends its share, with the proof of its triple, to the first party.
+    `joint` and `checks` are the other party's openings of joint columns and of its
+    triple.
     """
     state = party.recall(ProductState)
     roles = state.roles
@@ -385,14 +387,15 @@ def _of_right_seeds(
 def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) -> None:
     """Raise PartyError unless `sent`, the owners' digests of seeds, equals `right`.
 
-    With a wrong seed this party would multiply F + Delta, where the dealer knows Delta.
+    With a wrong seed, this party would multiply F + Delta, where the dealer knows
+    Delta.
     """
     if not hmac.compare_digest(sent, right):
         who = (party.names[j] if party.names else f"party {j}" for j in owners)
         raise PartyError(
             f"the seeds that the dealer sent to {' and '.join(who)} do not match the "
-            "computing parties' masks: the Gram matrix would be of columns that the "
-            "dealer has changed"
+            "computing parties' masks: the Gram matrix would belong to columns that "
+            "the dealer has changed"
         )
 
 

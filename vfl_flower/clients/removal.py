@@ -1,8 +1,8 @@
-"""A party's side of removing a model: its local model, its state, its predictions.
+"""A party's side of removing a model: the local model, the state and predictions.
 
-The server names only the model's id, and each file is checked before it is removed.
-Whatever the server asks for, files that do not belong to the model stay, and so does
-the journal of the party's answers.
+The server sends only the model's id, and each file is checked before it is removed.
+Whatever the server requests, files that do not belong to the model are not removed, and
+neither is the journal of the party's answers.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ step = step_of("removal")
 ModelId = Annotated[str, MaxLen(32)]
 
 _HEADERS = (b"id,prediction", b"row,prediction")
-"""How the first line of a prediction file begins; scores and classes may follow."""
+"""Start of the first line of a prediction file; scores and classes can follow."""
 
 
 class Found(TypedDict):
-    """Reply of :func:`find`: whether the party stores anything of the model."""
+    """Reply of :func:`find`: whether the party stores any file of the model."""
 
     found: bool
 
 
 class RemovalReply(TypedDict):
-    """Reply of :func:`remove`: whether any file of the model is left."""
+    """Reply of :func:`remove`: whether any file of the model remains."""
 
     left: bool
 
@@ -44,9 +44,10 @@ class RemovalReply(TypedDict):
 @step
 @sums_over("none")
 def find(party: Party, model: ModelId) -> Found:
-    """Report whether the party stores anything of a model; change nothing.
+    """Report whether the party stores any file of a model; change nothing.
 
-    Every file is checked here, so that no party removes anything if any would refuse.
+    Every file is checked here, so that no party removes a file if any party would
+    refuse.
     """
     return {"found": bool(list(_removals(party, model)))}
 
@@ -54,7 +55,7 @@ def find(party: Party, model: ModelId) -> Found:
 @step
 @sums_over("none")
 def remove(party: Party, model: ModelId) -> RemovalReply:
-    """Remove all files of a model at the party; a second call removes nothing."""
+    """Remove all files of a model at the party; a second call has no effect."""
     removals = list(_removals(party, model))  # checks all before removing any
     for removal in removals:
         try:
@@ -89,7 +90,7 @@ def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
 
 
 def _is_predictions(path: Path) -> bool:
-    """Return whether a run has written predictions to a file."""
+    """Return whether a file contains predictions that a run has written."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:

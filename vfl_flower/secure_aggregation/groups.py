@@ -81,7 +81,7 @@ class Group(ABC):
 
 
 def clipped_to(bound: float, values: Array) -> tuple[Array, int]:
-    """Clip to ``[-bound, bound]`` in a new float64 array; count the clipped values.
+    """Clip to ``[-bound, bound]`` in a new float64 array, and count clipped values.
 
     Raises ValueError if a value is NaN or infinite.
     """
@@ -190,7 +190,7 @@ class Circle(Group):
         return np.dtype(f"<u{self.bits // 8}")
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Return elements in units of ``2^-bits`` turns, and 0: nothing is clipped.
+        """Return elements in units of ``2^-bits`` turns, and 0 for the clipped values.
 
         `values` are finite floats in turns, or an array of elements of exactly `dtype`,
         which is returned without a copy. Raises ValueError for other values.

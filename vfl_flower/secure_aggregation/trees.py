@@ -54,7 +54,7 @@ class Tree:
         return messages
 
     def _sums(self) -> Iterator[tuple[int, frozenset[int], frozenset[int]]]:
-        """Yield each message's receiver, its leaves, and the leaves of the new sum."""
+        """Yield each message's receiver and leaves, and the leaves of the new sum."""
         held = {j: frozenset([j]) for j in self.leaves}
         for hop in self.hops:
             for sender, receiver in hop:

@@ -1,11 +1,11 @@
 """A party's side of linear regression from a Gram matrix of all parties' columns.
 
-As for the other solvers (:mod:`vfl_flower.clients.coresets.linear`), party j has
-A_j = V (X_j - mean) on the rows of the coreset, where V = diag(sqrt(w / n)). It opens
+As for the other solvers (:mod:`vfl_flower.clients.coresets.linear`), party j has A_j =
+V (X_j - mean) on the rows of the coreset, where V = diag(sqrt(w / n)). The party opens
 an orthonormal basis U_j of its columns, A_j = U_j R_j, under the masks of
 :mod:`vfl_flower.clients.products`. The label holder gets R_j and the means, which
-reveal no more than the Gram matrix of A_j that it opens. It solves, and sends the
-coefficients of all parties to the server.
+reveal no more than the Gram matrix of A_j that it opens. The label holder solves the
+system and sends the coefficients of all parties to the server.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ log = logging.getLogger("vfl_flower")
 step = step_of("linear_gram")
 
 LARGEST = 1e100
-"""Largest absolute mean or length, so that no product overflows."""
+"""Maximum absolute value of a mean or length, so that no product overflows."""
 
 PART_NUMBERS = 2**25
-"""Approximate number of values from which a party fits its row clipping."""
+"""Approximate number of values to which a party fits its row clipping."""
 
 
 @stored_as("vfl_flower.clients.linear_gram.LinearState")
 class LinearState:
-    """The label holder's state: facts about its labels."""
+    """The label holder's state: values computed from its labels."""
 
     y_mean: float
     """The weighted mean of the labels, or 0."""
@@ -64,10 +64,10 @@ class LinearState:
 
 @shapes_only
 class GramColumns(NamedTuple):
-    """The columns and labels of rows in the form of the Gram matrix."""
+    """The columns and labels of rows in the form used for the Gram matrix."""
 
     A: Array
-    """The columns, shape (m, d), with zeros for each column that is left out."""
+    """The columns, shape (m, d), with zeros for columns that are left out."""
     labels: Array | None
     """t, shape (m,); None if a rule forbids its use or another party has the labels."""
     mean: Array
@@ -89,10 +89,11 @@ class Columns(products.Hidden):
 class Solved(TypedDict):
     """Reply of :func:`solve`: coefficients of all columns in party order, and totals.
 
-    ``loss`` is the loss on the coreset, and ``left_out`` counts the columns that the
-    parties have left out of the model. ``constant`` says whether the label holder left
-    its labels unused: the model is then the mean label of all its rows, whatever rows
-    were requested, and the loss is the variance of the labels.
+    ``loss`` is the loss on the coreset, and ``left_out`` is the number of columns that
+    the parties have left out of the model. ``constant`` indicates whether the label
+    holder left its labels unused. The model is then the mean label of all rows of the
+    label holder, whatever rows were requested, and the loss is the variance of the
+    labels.
     """
 
     coefficients: Annotated[Array, Reals("d")]
@@ -106,7 +107,7 @@ class Solved(TypedDict):
 def _rows(
     party: Party, test_fraction: float, coreset: sampling.WeightedRows | None
 ) -> tuple[Array, Array | None]:
-    """Return the rows and weights of the Gram matrix, each row once."""
+    """Return the rows of the Gram matrix, each once, and their weights."""
     if coreset is None:
         train = sampling.training_rows(party, test_fraction)
         return np.arange(party.n_rows) if train is None else train, None
@@ -131,9 +132,9 @@ def columns(
     dealt: products.FromServer | None = None,
     delivered: products.Secrets | None = None,
 ) -> Columns:
-    """Open the party's columns under the masks, and send the label holder their units.
+    """Open the party's columns under masks, and send their units to the label holder.
 
-    `counted` is the number of columns of the Gram matrix, which consent counts. The
+    `counted` is the number of columns of the Gram matrix, as consent counts them. The
     weights add up to `n`.
     """
     sampling.check_labels(party)
@@ -176,20 +177,20 @@ def columns(
 def _gram_columns(
     party: Party, rows: Array, w: Array, n: int, intercept: bool
 ) -> GramColumns:
-    """Return the columns and labels of rows with the weights w, which add up to n."""
+    """Return the columns and labels of rows whose weights w add up to n."""
     X_all, root = party.rows, np.sqrt(w / n)
     d = X_all.shape[1]
     X = np.asarray(X_all.take(rows), dtype=np.float64)
     y = None if party.y is None else party.y[rows].astype(np.float64)
     mean, y_mean, suitable = np.zeros(d), 0.0, True
-    # The clipping depends on the party's rows alone, whatever rows and weights the
-    # server requests: so sums over two sets of rows differ by the rows that are in one
-    # of the sets, and not by the clipping.
+    # The clipping depends only on the party's rows, whatever rows and weights the
+    # server requests. So sums over two sets of rows differ only by the rows that are in
+    # one of the sets, and not by the clipping.
     every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
     clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, products.MOST_LEVERAGE)
     Z, X = sums(clip, X), clipped(clip, X)
     # The server chooses rows and weights, so a refusal would reveal values. Instead,
-    # columns that overflow are left out, and so are columns that point to a row.
+    # columns that overflow and columns that point to a row are left out.
     with np.errstate(over="ignore", invalid="ignore"):
         if intercept:
             mean = w @ X / w.sum()
@@ -223,7 +224,7 @@ def _gram_columns(
 def _bounded(
     X: Array, A: Array, y: Array | None, t: Array | None
 ) -> tuple[Array, bool]:
-    """Return which columns point to no single row, and whether the labels do not."""
+    """Return which columns, and whether the labels, point to no single row."""
     rules = LEAST_ROWS, products.MOST_LEVERAGE
     if y is not None and t is not None and bounded_columns([y], t[:, None], *rules)[0]:
         with_labels = np.column_stack([A, t])
@@ -262,8 +263,8 @@ def solve(
     sent = [_units(units, owner, d) for owner, d in enumerate(widths)]
     mean = np.concatenate([unit[0] for unit in sent])
     starts = np.cumsum([0, *widths])
-    # The labels are the last column of the first party; here they become the last of
-    # all columns.
+    # The labels are the last column of the first party; here they become the last
+    # column of all parties.
     label = int(sum(roles.owners[: roles.first + 1])) - 1
     order = [place for place in range(roles.columns) if place != label] + [label]
     R = block_diag(*(unit[1] for unit in sent))

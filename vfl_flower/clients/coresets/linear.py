@@ -1,12 +1,12 @@
-"""A party's side of the linear solvers; its rows never leave it.
+"""A party's side of the linear solvers; rows never leave the party.
 
 Party j has A_j = V X_j on the rows of the coreset, where V = diag(sqrt(w / n)), and the
-label holder has t = V y / s, with s such that ``|t|`` is at most 1. With an intercept,
-the weighted means are subtracted from X_j and y, so that no column resembles the column
-of ones. The best intercept is then 0, and the intercept for the original columns
-follows from the means, as a sum over the parties. The server knows the residuals
-r = t - sum_j A_j theta_j and sends them to all parties. Coefficients stay at their
-party until :func:`coefficients` is requested.
+label holder has t = V y / s, with a scale s for which ``|t|`` is at most 1. With an
+intercept, the weighted means are subtracted from X_j and y, so that no column resembles
+the column of ones. The optimal intercept is then 0, and the intercept for the original
+columns is a sum over the parties that follows from the means. The server knows the
+residuals r = t - sum_j A_j theta_j and sends them to all parties. Coefficients stay at
+the parties until :func:`coefficients` is requested.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ step = step_of("linear")
 Method = Literal["cg", "proximal", "saga"]
 Residual = Annotated[Array, Reals("m")]
 Strength = Annotated[float, Ge(0), Le(1e100)]
-"""Strength of a penalty, whose square does not overflow."""
+"""Strength of a penalty, limited so that its square does not overflow."""
 
 BOUND, WIDE_BOUND = 2.0, 2.0**12
 """Bounds of sums in units of the label scale, in which |t| <= 1. The objective never
-grows, so conjugate gradients send no entry above 1. The other solvers have no such
-bound; if their entries are clipped, a warning says so."""
+grows, so with conjugate gradients no entry above 1 is sent. The other solvers have no
+such bound; a warning is issued if their entries are clipped."""
 WITHIN, WITHIN_WIDE = Leaves("sum", least=BOUND), Leaves("sum", least=WIDE_BOUND)
 
 
 @stored_as("vfl_flower.clients.linear.LinearState")
 class LinearState:
-    """A party's state of a linear solver, with its own block of the solution."""
+    """A party's state in a linear solver, with the party's block of the solution."""
 
     n: int
-    """Number of rows that the weights stand for."""
+    """Number of rows that the weights represent."""
     l2: float
     """Strength of the penalty |theta|^2."""
     test_fraction: float
@@ -66,7 +66,7 @@ class LinearState:
     scale: float = 1.0
     """At the label holder: the scale s of the labels."""
     F: Array | None = None
-    """Matrix that whitens the party's own normal matrix, shape (d, r)."""
+    """Matrix F that whitens the party's normal matrix, shape (d, r)."""
     phi: Array | None = None
     """For conjugate gradients: the solution in the coordinates of F, shape (r,)."""
     p: Array | None = None
@@ -185,8 +185,8 @@ def _needed(array: Array | None) -> Array:
     """Return the state of an earlier step of the same method."""
     if array is None:
         raise PartyError(
-            "this step needs the state from an earlier step of the same method, which "
-            "was not requested"
+            "this step needs the state from an earlier step of the same method, but "
+            "the earlier step was not requested"
         )
     return array
 
@@ -221,7 +221,7 @@ def start(
     test_fraction: Fraction,
     coreset: sampling.WeightedRows | None = None,
 ) -> Start:
-    """Keep the rows and weights; send the first residual or, for SAGA, |a_i|^2."""
+    """Store the rows and weights; send the first residual or, for SAGA, |a_i|^2."""
     sampling.check_labels(party)
     state = LinearState(n, l2, test_fraction)
     if coreset is not None:
@@ -242,7 +242,7 @@ def start(
             t = _labels(party, state, block)
             state.y_mean = float(block.root @ t / (block.root @ block.root))
         # A power of two: otherwise the server could choose weights for which the length
-        # reveals the labels that it comes from.
+        # reveals labels.
         length = float(np.linalg.norm(_labels(party, state, block)))
         state.scale = 2.0 ** math.ceil(math.log2(length)) if length else 1.0
         reply["scale"] = state.scale
@@ -266,7 +266,7 @@ def start(
         state.D, state.x, state.average = D, D * x, np.zeros(d)
     party.forget(sampling.CoresetState)
     party.remember(state)
-    if method != "saga":  # SAGA learns its residuals batch by batch
+    if method != "saga":  # SAGA gets its residuals batch by batch
         reply["residual"] = residual - block.dot(x)
     return reply
 
@@ -277,9 +277,9 @@ def start(
 def cg(
     party: Party, residual: Residual, step_size: NotNegative, shrink: NotNegative
 ) -> Direction:
-    """Take the previous step of conjugate gradients, then send the next direction.
+    """Take the previous conjugate gradient step, then send the next direction.
 
-    In the coordinates theta_j = F_j phi_j the party's own normal matrix is the
+    In the coordinates phi_j, with theta_j = F_j phi_j, the party's normal matrix is the
     identity, and s_j = F_j^T (A_j^T r - l2 theta_j). The server needs A_j F_j s_j,
     |s_j|^2 and the energy of the penalty.
     """
@@ -319,9 +319,9 @@ def proximal(
 ) -> ProximalStep:
     """Take one accelerated proximal step in the metric of the party's own block.
 
-    The step is exact within the block, and majorises across blocks. So the speed
-    depends on how much the columns of different parties overlap, not on the columns'
-    scale.
+    The step is exact within the block, and minimises an upper bound across blocks. So
+    the speed depends on how much the columns of different parties overlap, not on the
+    scale of the columns.
     """
     state = party.recall(LinearState)
     block = _block(party, state, residual)
@@ -351,7 +351,7 @@ def saga(
     """Apply SAGA's step for the last batch, then predict the rows of the next batch.
 
     Columns are scaled by D, where D_l^2 = |A_j e_l|^2 + l2. The gradient of row i is
-    2 m r_i a_i; the server keeps the table of r_i and sends the changes of r_i.
+    2 m r_i a_i; the server stores the table of r_i and sends the changes of r_i.
     """
     state = party.recall(LinearState)
     party.afford("batch", len(batch), party.rows.shape[1])
@@ -383,7 +383,7 @@ def saga(
 @once
 @reveals("coefficients")
 def coefficients(party: Party) -> Coefficients:
-    """Send theta_j, and y's mean minus mean_j theta_j, in units of the label scale."""
+    """Send theta_j and y's mean minus mean_j theta_j, in units of the label scale."""
     state = party.recall(LinearState)
     if state.phi is not None:
         theta = _needed(state.F) @ state.phi

@@ -1,10 +1,10 @@
-"""A party's side of predictions by a model that is a sum over columns.
+"""A party's side of predictions with a model that is a sum over columns.
 
 A linear model is the sum over the parties of X_j theta_j. Likewise, the squared
-distance of a row to a centre is the sum over the parties of the squared distances on
-their columns. Each party stores its own block of the model, with the encoding of its
-columns, and sends its contribution under masks. One party, the *receiver*, opens the
-sums.
+distance of a row to a centre is the sum over the parties of the squared distances over
+each party's columns. Each party stores its own block of the model, with the encoding of
+its columns, and sends its contribution under masks. One party, the *receiver*, opens
+the sums.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_SUMS = 2**22
 
 HIGH, LOW = 2.0**70, 2.0**20
 """Bounds of the two limbs of an addend: a multiple of `LOW`, and the remainder. With
-smaller bounds, the number of clipped values would reveal how large addends are."""
+smaller bounds, the number of clipped values would reveal how large the addends are."""
 
 MOST_OUTPUTS = 2**10
 """Maximum number of outputs of a model, to bound the block that a party stores."""
@@ -51,7 +51,7 @@ class RowClip:
     """How a linear model clips the party's rows; see ``numerics/row_clip.py``."""
 
     clip: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    """Clipping of the party's rows; empty: unclipped."""
+    """Clipping of the party's rows; empty if rows are not clipped."""
 
 
 class Part(TypedDict):
@@ -60,9 +60,9 @@ class Part(TypedDict):
     kind: Additive
     """Whether the sums are predictions or squared distances to centres."""
     weights: Array
-    """Coefficients of its columns (k = 1) or its columns of k centres, shape (k, d)."""
+    """The party's coefficients (k = 1), or its columns of k centres, shape (k, d)."""
     intercept: float
-    """The intercept of a linear model, at the receiver; otherwise 0."""
+    """At the receiver, the intercept of a linear model; otherwise 0."""
     receiver: int
     """The place of the receiver in training."""
     index: int
@@ -80,11 +80,11 @@ class PredictionState:
     """The receiver's state between blocks of rows."""
 
     values: Array = field(default_factory=lambda: np.zeros(0))
-    """Predictions, or cluster numbers, so far, shape (n,)."""
+    """The predictions or cluster numbers so far, shape (n,)."""
     costs: Array = field(default_factory=lambda: np.zeros(0))
     """For a clustering: squared distances to these clusters' centres, shape (n,)."""
     told: bool = False
-    """Whether the receiver has reported its metrics; it does so once in a session."""
+    """Whether the receiver has reported its metrics, which it does once per session."""
     curves: bool = False
     """Whether the requests for all blocks so far had `curves`."""
 
@@ -164,7 +164,7 @@ def _part(party: Party) -> Part:
 def block_rows(outputs: int) -> int:
     """Return the number of rows in a message; the last message has the remaining rows.
 
-    So the mean error of repeated sums also covers a whole block.
+    So even the mean error of repeated sums covers a whole block.
     """
     return max(1, MOST_SUMS // outputs)
 
@@ -191,8 +191,8 @@ def part(party: Party) -> BlockInfo:
 def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> Addends:
     """Send the party's addends for rows `start` to `stop` - 1 and all outputs.
 
-    With `curves` the receiver will report means over bins of rows, a kind that every
-    party's consent must name: masks cancel only if all parties get the same request.
+    With `curves`, the receiver will report means over bins of rows, which the consent
+    of every party must permit: masks cancel only if all parties get the same request.
     """
     local_model = _part(party)
     if curves:
@@ -201,8 +201,8 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
     size = block_rows(len(weights))
     if start % size or stop != min(start + size, party.n_rows):
         raise PartyError(
-            f"rows must be a block of {size} or the last block, got {start} to {stop}: "
-            "the mean error of a single row, repeated, would reveal that row's error"
+            f"rows must be a block of {size} rows or the last block, got {start} to "
+            f"{stop}: the mean error of one repeated row would reveal that row's error"
         )
     rows = np.arange(start, stop)
     party.share(rows, "predictions")
@@ -231,7 +231,7 @@ def answer(
     last: bool,
     curves: bool = False,
 ) -> BlockAnswer:
-    """Turn sums into predictions at the receiver; at the end, store or score them all.
+    """Turn sums into predictions at the receiver, and finally store or evaluate them.
 
     The model came from the server, so each answer to `evaluate` is a mean over rows of
     a function that a malicious server has chosen. Consent bounds the number of such
@@ -240,7 +240,7 @@ def answer(
     local_model = _part(party)
     linear, outputs = local_model["kind"] == "linear", len(local_model["weights"])
     if party.index != local_model["receiver"] or sums.size % outputs:
-        raise PartyError("sums must belong to the model, and be sent to its receiver")
+        raise PartyError("sums must belong to the model and be sent to its receiver")
     state = party.recall(PredictionState, PredictionState())
     if curves and not state.curves:
         raise PartyError("curves must be the same in all requests for a sum")
@@ -258,7 +258,7 @@ def answer(
     if not last:
         return {}
     if len(state.values) != party.n_rows:
-        raise PartyError(f"sums must cover all {party.n_rows} rows, each once")
+        raise PartyError(f"sums must cover each of the {party.n_rows} rows once")
     if evaluate:
         return cast(BlockAnswer, _worth(party, linear, state, curves))
     given = state.values if linear else state.values.astype(np.int64)
@@ -269,7 +269,7 @@ def answer(
 def _worth(
     party: Party, linear: bool, state: PredictionState, curves: bool
 ) -> evaluation.Measures:
-    """Return the metrics of the predictions, once a session."""
+    """Return the metrics of the predictions, once per session."""
     if state.told:
         raise PartyError(
             "this party reports the errors of its predictions only once in a session"
@@ -303,7 +303,7 @@ def _worth(
 def _evaluated(
     party: Party, test_fraction: float, test: bool, train: bool
 ) -> dict[str, Array]:
-    """Return the rows on which training evaluates a model, by the error's name."""
+    """Return the rows on which training evaluates a model, by the name of the error."""
     sets = {}
     if test:
         sets["test_loss"] = test_rows(party, test_fraction)
@@ -330,8 +330,8 @@ def held_out(
 ) -> HeldOut:
     """Send the party's addends for the held-out rows, and for the training rows.
 
-    Addends above `HIGH` are clipped here: if the sum clipped them, the server, which
-    chooses the coefficients, would learn how many were clipped.
+    Addends above `HIGH` are clipped here. If they were clipped in the sum, the server,
+    which chooses the coefficients, would learn how many addends were clipped.
     """
     check_labels(party)
     sets = _evaluated(party, test_fraction, test, train).values()

@@ -1,7 +1,8 @@
 """A party's side of coreset construction (Algorithms 1 to 3 of the paper).
 
-Between messages a party keeps O(d^2) numbers for regression and O(k d) numbers for
-k-means, enough to compute the score of any row again without a pass over the data.
+Between messages, a party stores O(d^2) numbers for regression and O(k d) numbers for
+k-means. These numbers suffice to compute the score of any row again without a pass over
+the data.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from vfl_flower.typing import Array
 step = step_of("coresets")
 
 LARGEST = 1e50
-"""Largest absolute value of a number that a party may send in the clear: neither its
-square nor a product in a solver overflows."""
+"""Largest absolute value of a number that a party is allowed to send in the clear,
+chosen so that neither squares nor products in a solver overflow."""
 
 MOST_ROWS = 2**24
 """Maximum number of rows of a coreset, or of its check, to bound a party's memory."""
@@ -37,7 +38,7 @@ MOST_CLUSTERS = 2**10
 """Maximum number of clusters: a party's time grows with rows times clusters."""
 
 MOST_DRAWS = 2**12
-"""Maximum number of rows that a party draws, or twice its rows if that is more."""
+"""Maximum number of draws at a party, or twice its number of rows if that is more."""
 
 MOST_DISTANCES = 2**24
 """Maximum number of distances in one message, to bound a party's memory."""
@@ -71,8 +72,8 @@ class WeightedRows:
     rows: RowNumbers
     """Row numbers, shape (m,); repeats are allowed."""
     weights: Annotated[Array, Reals("m", 1e-100, 1e100)]
-    """How many rows each row stands for, shape (m,); no sum of squares overflows or
-    is 0."""
+    """Number of rows that each row represents, shape (m,); no sum of squares may
+    overflow or be 0."""
 
 
 @stored_as("vfl_flower.clients.coresets.CoresetState")
@@ -89,7 +90,7 @@ class CoresetState:
     """For regression: maps a row to its basis vector, whose squared length is the
     leverage score; shape (d, r)."""
     summary: coresets.ClusterSummary | None = None
-    """For k-means: the party's own clustering."""
+    """For k-means: the party's local clustering."""
     alpha: float = 1.0
     """For k-means: as in :class:`Clustering`."""
 
@@ -149,12 +150,12 @@ def test_rows(party: Party, test_fraction: float) -> Array:
 
 
 def numbers_of(rows: Array) -> Array:
-    """Return row numbers as an array index: truth values would act as a mask."""
+    """Return row numbers as an array index, since truth values would act as a mask."""
     return rows.astype(np.uint8) if rows.dtype.kind == "b" else rows
 
 
 def check_labels(party: Party) -> None:
-    """Refuse labels that are known for some rows only, or are categories."""
+    """Refuse labels that are known only for some rows, or that are categories."""
     if 0 < party.n_labels < party.n_rows:
         raise PartyError("this party must have labels for all of its rows")
     check_numbers(party)
@@ -163,8 +164,8 @@ def check_labels(party: Party) -> None:
 def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
     """Return the rows from which the scores are computed.
 
-    Regression takes the label into account (Algorithm 2: a basis of [X^(T), y]) and,
-    unlike the paper, the column of ones for the intercept; k-means uses X alone.
+    Regression includes the label (Algorithm 2: a basis of [X^(T), y]) and, unlike in
+    the paper, the column of ones for the intercept; k-means uses only X.
     """
     extra: list[Array | float] = [1.0] if state.intercept else []
     if state.intercept is not None and party.y is not None:
@@ -181,7 +182,7 @@ def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
     leverages = leverage_scores(blocks, state.factor)
     if state.intercept and party.y is None:
         # The leverage of [X, 1] is 1/n more than the leverage of the centred X. Only
-        # the label holder counts the column of ones.
+        # the label holder includes the column of ones.
         leverages -= 1 / state.n
     return coresets.vrlr_sensitivities(leverages, state.n)
 
@@ -197,11 +198,11 @@ def totals(
     intercept: bool | None = None,
     clustering: Clustering | None = None,
 ) -> Totals:
-    """Line 2 of Algorithm 1: the total G_j; and line 5 at once, if `size` > 0.
+    """Line 2 of Algorithm 1: the total G_j; if `size` > 0, also line 5.
 
     The scores are for a regression, with or without `intercept`, or for a `clustering`.
     A party draws `size` rows before it knows a_j, and the server uses the first a_j
-    rows. They have the distribution of line 5, and a round trip is saved.
+    rows. These rows have the distribution of line 5, and a round trip is saved.
     """
     _check_draws(party, "size", size)
     train = training_rows(party, test_fraction)
@@ -244,7 +245,7 @@ def drawn_rows(
 ) -> DrawnRows:
     """Line 5 of Algorithm 1: a_j rows, row i with probability g_ij / G_j.
 
-    The count is an array because the paper includes it in the numbers that are sent.
+    The count is an array because the paper counts it among the numbers sent.
     """
     state = party.recall(CoresetState)
     _check_draws(party, "count", int(count[0]))
@@ -254,7 +255,7 @@ def drawn_rows(
 
 
 def _check_draws(party: Party, name: str, size: int) -> None:
-    """Raise ``PartyError`` if so many draws would reveal the score of each row."""
+    """Raise ``PartyError`` if this many draws would reveal the score of each row."""
     if size > max(2 * party.n_rows, MOST_DRAWS):
         raise PartyError(
             f"{name} must be at most {MOST_DRAWS}, or twice the number of rows if that "
@@ -308,7 +309,7 @@ def pooled_rows(
 
 
 def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
-    """Return rows of X; at the label holder, also of y if `labels` are needed."""
+    """Return rows of X and, at the label holder if `labels` are needed, of y."""
     party.afford("rows", len(rows), party.rows.shape[1])
     party.share(rows, "rows")
     X = party.rows.take(rows.astype(np.int64))
@@ -329,7 +330,7 @@ def local_clusters(
 ) -> LocalClusters:
     """Cluster the coreset's rows, or all training rows; send centres and assignments.
 
-    The method is that of Ding et al. (2016), with the coreset's rows in place of all
+    The method of Ding et al. (2016) is applied to the coreset's rows instead of all
     rows. A centre and its assignments nearly reveal the rows of the cluster, and the
     centre of a single row is that row. So all clustered rows count as rows that leave
     the party.
@@ -343,7 +344,7 @@ def local_clusters(
     blocks = RowBlocks(party.rows, rows=rows)
     k = min(n_clusters, len(blocks))
     centers = kmeans.seed_centers(blocks, k, party.rng("distdim"), weights)
-    # At least one step: the seeds are rows, and rows do not leave a party.
+    # At least one step, since the seeds are rows, and rows do not leave a party.
     passes = 100 if local_clustering == "lloyd" else 1
     centers = kmeans.lloyd(blocks, centers, weights, max_iter=passes)
     labels = blocks.per_row(lambda X: kmeans.assign(X, centers)[0])
@@ -361,11 +362,11 @@ def distances(
     start: Count,
     stop: Count,
 ) -> Distances:
-    """Send the squared distances, on this party's columns, of rows to each centre.
+    """Send the squared distances of rows to each centre, over this party's columns.
 
-    The server chooses the centres: if it moves the centres of one party alone, two sums
-    differ by a function of that party's rows. So these rows count as rows that leave
-    the party.
+    The server chooses the centres. If it changes only the centres of one party, two
+    sums differ by a function of the rows of that party. So these rows count as rows
+    that leave the party.
     """
     train = training_rows(party, test_fraction)
     rows = np.arange(party.n_rows)[start:stop] if train is None else train[start:stop]

@@ -65,7 +65,7 @@ def distances(
     holder: Count,
     rows: state.ManyRows | None = None,
 ) -> Distances:
-    """Send `holder` this party's contributions to distances of row pairs, as limbs."""
+    """Send `holder` this party's contributions, as limbs, to distances of row pairs."""
     classes_of(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
@@ -91,8 +91,8 @@ def bandwidth(
 ) -> Bandwidth:
     """Return the bandwidth computed from the median of the summed distances.
 
-    There must be exactly 1,000 distances: the median of a single distance would be the
-    distance of one pair.
+    There must be exactly 1,000 distances: the median of a single distance would reveal
+    the distance of one pair.
     """
     pairs = join_limbs(distances.reshape(len(PLACES), -1))
     resolution = party.n_parties * PLACES[-1]
@@ -121,10 +121,10 @@ def angles(
 ) -> PartialAngles:
     """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l for rows and features.
 
-    send: the arrays to send, if they travel from party to party: ``"angles_l"`` for
+    send: the arrays to send, if arrays travel from party to party: ``"angles_l"`` for
         label holder l and, with shared features, ``"offsets_l"``, the phases that the
         second tree adds up (line 7). Default: all angles.
-    setup: the parameters of the features, if no earlier step has received them.
+    setup: the parameters of the features, unless an earlier step has received them.
     """
     if setup is not None:
         state.begin(party, setup)
@@ -144,7 +144,7 @@ def held_out_angles(
 def angles_of(
     party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
-    """Return the angles that a request names, and count its rows as sent."""
+    """Return the angles in a request, and count the request's rows as sent."""
     if party.part:
         part = state.loaded_part(party)
     else:

@@ -89,15 +89,16 @@ def answer(
 ) -> KernelAnswer:
     """Run Algorithm 2 for blocks of rows, up to three of which overlap.
 
-    The order is: this party's contributions to the scores of one block (`at`); the
-    answers for the previous block, whose scores have arrived (`done`); and the angles
-    of the next block (`request`). A sole label holder computes all scores itself.
+    In this order, the party computes its contributions to the scores of one block
+    (`at`); the answers for the previous block, whose scores have arrived (`done`); and
+    the angles of the next block (`request`). A sole label holder computes all scores
+    itself.
 
     columns, size: as for :func:`~vfl_flower.clients.fdskl.training.iterate`.
     evaluate: at the end, report the metrics of the answers for rows whose labels this
         party knows; otherwise, store the answers as predictions.
     last: whether the party that opens the scores now has all answers.
-    curves: with the last evaluated answers, also report means over bins of rows.
+    curves: together with the last evaluated answers, report means over bins of rows.
     """
     state, model_part = party.recall(fdskl.FDSKLState), fdskl.loaded_part(party)
     reply, partial = KernelAnswer(), None

@@ -1,8 +1,8 @@
 """Requests to a party in kernel learning, and the party's state.
 
-Between messages a party keeps the seed of its features. In the doubly stochastic form a
-label holder also keeps its coefficients and the features of one block. Only the party's
-local model outlives the run.
+Between messages, a party stores the seed of its features. In the doubly stochastic
+form, a label holder also stores its coefficients and the features of one block. Only
+the party's local model remains after the run.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_FEATURES = 2**20
-"""Maximum number of features of a model; for a message a party redraws all of them."""
+"""Maximum number of features of a model; a party redraws all features for a message."""
 
 APART = 30.0
-"""Ratio of standard deviations above which the smaller column hardly counts."""
+"""Ratio of standard deviations above which the smaller column has little effect."""
 
 Bits = Literal[8, 16, 32, 64]
 """Bits of an angle: 8, 16 or 32 for a fraction of a full turn; 64: turns as float64."""
@@ -41,19 +41,19 @@ Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 """A number of random features."""
 
 Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
-"""Bound on the absolute labels, a power of two; 2^16 times it bounds sums of scores."""
+"""Bound on absolute labels, a power of two; times 2^16, a bound on sums of scores."""
 
 ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
-"""Row numbers, so many that one answer about all reveals little about each row."""
+"""Numbers of enough rows that one answer about all reveals little about each row."""
 
 Names = Annotated[list[str], MaxLen(2**12), ROUTE]
 """Names of the arrays to send in one message."""
 
 Summed = Annotated[dict[int, Array], Reals("*"), SEALED] | None
-"""Sums over the parties that this party alone can open, in numbered blocks."""
+"""Sums over the parties, in numbered blocks, that only this party can open."""
 
 Opened = Annotated[Array, Reals("*"), SEALED]
-"""A sum over the parties that this party alone can open, flattened."""
+"""A sum over the parties, flattened, that only this party can open."""
 
 
 # -- what the server asks for ---------------------------------------------------------
@@ -65,7 +65,7 @@ class SharedFeatures:
     """Features that all parties know, as in Algorithm 3; for comparison only.
 
     `seed` (hexadecimal) is the seed of omega, `widths` are the numbers of columns in
-    party order, and `kept` names, for each label holder, the party whose phase stays in
+    party order, and `kept` gives, for each label holder, the party whose phase stays in
     the holder's angles.
     """
 
@@ -76,7 +76,7 @@ class SharedFeatures:
 
 @dataclass(frozen=True)
 class Setup:
-    """Parameters from which the parties make their features."""
+    """Parameters from which the parties draw their features."""
 
     target: Target
     kernel: Kernel
@@ -97,7 +97,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class AngleRequest:
-    """The angles to send: for `rows` and the first `stop` features, in `bits` bits."""
+    """The angles to send, in `bits` bits: for `rows` and the first `stop` features."""
 
     rows: RowNumbers
     stop: Features
@@ -128,7 +128,7 @@ class Problem:
     """The problem that the label holder solves, on the angles of `rows`.
 
     `loss` is L, and `regularization` is lambda, or 0 if cross-validation chooses
-    lambda. With `balanced` all classes count equally. See
+    lambda. With `balanced`, all classes have the same total weight. See
     ``numerics/kernel_solvers.py``.
     """
 
@@ -164,7 +164,7 @@ class Training:
     seed: str
     """Seed of the party's own features, hexadecimal; a secret of the party."""
     n_columns: int
-    """Number of the party's columns, which must not change during the run."""
+    """Number of the party's columns; the number must not change during the run."""
     classes: Array = field(default_factory=lambda: np.zeros(0))
     """At a label holder: the labels of the classes, in the order of f's columns."""
     rule: Rule | None = None
@@ -176,9 +176,9 @@ class Training:
     steps: Array = field(default_factory=lambda: np.ones(1))
     """Step sizes of the published update, shape (K,)."""
     losses: Array = field(default_factory=lambda: np.zeros(1))
-    """Sums of mean losses on the later half of the batches, before learning, (K,)."""
+    """Sums of mean losses before learning, on the later half of the batches, (K,)."""
     waiting: Array | None = None
-    """Summed angles of the instances whose scores are awaited, shape (B, M_l)."""
+    """Summed angles of the instances whose scores are pending, shape (B, M_l)."""
     labels: Array | None = None
     """Labels of these instances, shape (B, C)."""
     scale: float | None = None
@@ -201,7 +201,7 @@ class FDSKLState:
     rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
     """The rows of the answers, shape (n,)."""
     evaluated: bool = False
-    """Whether the party has reported its errors; it does so only once in a session."""
+    """Whether the party has reported its errors, which it does once per session."""
 
 
 def training_of(party: Party) -> Training:
@@ -233,8 +233,8 @@ def _new_training(party: Party, setup: Setup) -> Training:
     codes = ([0.0, 1.0], [-1.0, 1.0])
     if several and setup.target == "binary" and list(classes) not in codes:
         raise PartyError(
-            "labels must be 0 and 1, or -1 and 1, if several parties hold labels, so "
-            "that a label has the same meaning at all of these parties"
+            "labels must be 0 and 1, or -1 and 1, if several parties hold labels: each "
+            "label must have the same meaning at all of these parties"
         )
     _warn_of_scales(party)
     seed = party.secret_bytes("features", 16).hex()
@@ -245,7 +245,7 @@ def _new_training(party: Party, setup: Setup) -> Training:
 
 
 def _warn_of_scales(party: Party) -> None:
-    """Warn, here at the party, if one bandwidth cannot fit all of its columns."""
+    """Warn in the party's log if one bandwidth cannot fit all of its columns."""
     few = np.linspace(0, party.n_rows - 1, min(party.n_rows, 1000)).astype(np.intp)
     scales = np.asarray(party.rows.take(few), dtype=np.float64).std(axis=0)
     scales = scales[scales > 0]
@@ -326,7 +326,7 @@ def keep_part(
     intercept: Array | None = None,
     loss: LossName | None = None,
 ) -> bool:
-    """Set the party's local model; return whether it outlives the run."""
+    """Set the party's local model; return whether the model remains after the run."""
     part = part_of(party, training)
     if coef is not None:
         part["coef"] = coef

@@ -1,4 +1,4 @@
-"""How a label holder solves for its coefficients: at once, or by Algorithm 1."""
+"""How a label holder solves for its coefficients: exactly, or by Algorithm 1."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ step = step_of("fdskl")
 
 
 def _labels(party: Party, rows: Array) -> Array:
-    """Return the labels of rows, shape (n,); the party must have all of them."""
+    """Return the labels of rows, shape (n,); refuse rows without labels."""
     if party.y is None:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
@@ -61,7 +61,7 @@ def _problem_labels(
     _check_loss(problem.loss, setup.target)
     if problem.balanced and setup.target == "continuous":
         raise PartyError("balanced must be false for target 'continuous'")
-    if setup.target == "multiclass":  # a rare class may have no row among these
+    if setup.target == "multiclass":  # a rare class can be missing from these rows
         training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
     return signs_of(y, setup.target, training.classes)
 
@@ -123,7 +123,7 @@ def fit(
     reply["columns"] = Y.shape[1]
     if (Y[:1] == Y).all(axis=0).any():
         # The server chooses the rows, and a refusal would reveal that their labels are
-        # equal; so the run ends with the constant model.
+        # equal. So the run ends with the constant model.
         log.warning("all training labels are equal: the model is constant")
         coef, intercept, loss = np.zeros((M, Y.shape[1])), Y[0], None
         reply["converged"] = 0.0
@@ -234,10 +234,10 @@ def iterate(
 ) -> Iterated:
     """Lines 5 to 10 of Algorithm 1, for up to three iterations that overlap.
 
-    The order is: the step of the iteration whose scores have arrived (lines 9 and 10);
-    this party's contributions to the scores of the next iteration's instances (lines 6
-    and 7); and the angles of the iteration after that (line 5). A sole label holder
-    computes all scores itself, and takes the step at once.
+    In this order, the party takes the step of the iteration whose scores have arrived
+    (lines 9 and 10); computes its contributions to the scores of the next iteration's
+    instances (lines 6 and 7); and computes the angles of the iteration after that (line
+    5). A sole label holder computes all scores itself, and takes the step immediately.
 
     columns, size: C, and the number of instances to send contributions for, or 0.
     scores: summed scores of this party's instances in the last message, shape (B C,).
@@ -284,7 +284,7 @@ def _scores_of(party: Party, training: state.Training, at: state.SummedRows) -> 
             f"angles must cover the {count} features of the label holder, or {block} "
             f"more, got {summed.shape[1]}"
         )
-    if summed.shape[1] > count:  # its own round: the new features are this party's
+    if summed.shape[1] > count:  # its own round: the new features belong to this party
         training.waiting = summed
         training.labels = signs_of(
             _labels(party, at.rows), training.setup.target, training.classes

@@ -127,10 +127,10 @@ def lloyd(
 ) -> Lloyd:
     """Line 19, with clustering "sums": a pass of all starts over this party's rows.
 
-    `last` are the centres of the previous pass, and `sizes` the numbers of rows that
-    all parties had in the clusters. A server that chooses `last` and `sizes` freely
-    could single out rows. With `used`, the number of centres of each start, the reply
-    also says how far apart the clusters are.
+    `last` contains the centres of the previous pass, and `sizes` the number of rows in
+    each cluster over all parties. A server that chooses `last` and `sizes` freely could
+    single out rows. With `used`, the number of centres of each start, the reply also
+    contains a measure of how far apart the clusters are.
     """
     state = party.recall(training.State)
     H = _embedded(state)
@@ -147,8 +147,8 @@ def lloyd(
     if used is not None and used.max() > k:
         raise PartyError(f"used must be at most {k}, the number of centres of a start")
     party.share(np.arange(party.n_rows), "row-sums")
-    # A repeated request for a pass gets the same random numbers; any other request
-    # gets new ones.
+    # A repeated request for a pass gets the same random numbers; any other request gets
+    # new numbers.
     digest = hashlib.sha256(party.secret_bytes("lloyd", 32))
     for array in (centers, last, sizes, used):
         digest.update(b"" if array is None else array.tobytes())
@@ -175,7 +175,7 @@ def local(
     R: training.SmallMatrix | None = None,
     H: Annotated[Array, Reals("n_rows s")] | None = None,
 ) -> Local:
-    """Lines 16 to 19: H[m] = W_T R, or `H`, and the cost of the party's own centres."""
+    """Lines 16 to 19: H[m] = W_T R, or `H`, and the cost of the local centres."""
     state, H = _embed(party, R, H)
     with training.within_memory():
         state.clusters = cluster_summary(RowBlocks(H), n_clusters, party.rng("local"))
@@ -208,7 +208,7 @@ def sample(party: Party, count: Count) -> Sample:
 
 
 def _revealed_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
-    """Return the rows that are among the points, or whose cluster has few rows."""
+    """Return the rows that are among the points or whose cluster has few rows."""
     sent = {point.tobytes() for point in points}
     nearest = kmeans.assign(H, clusters.centers)[0]
     few = clusters.sizes[nearest] < summed_kmeans.LEAST_ROWS

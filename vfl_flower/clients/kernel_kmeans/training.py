@@ -1,11 +1,12 @@
 """A party's side of federated kernel k-means (Algorithm 1 of the paper).
 
-Between messages a party keeps B_t, shape (n_m, r), where r is about the number of
-components; the map P from the features of all iterations to the embedding; and for
-Lanczos a Gram matrix of D + r columns. These take a few MB for ten thousand rows. The
-party does not keep A_t, which would be larger, but draws it again from the seed. Its
-local model is P, the centres, the seed of the features and the labels of its rows. With
-this model the party labels new rows without the other parties.
+Between messages, a party stores B_t, shape (n_m, r), where r is about the number of
+components; the map P from the features of all iterations to the embedding; and, for
+Lanczos, a Gram matrix of D + r columns. These arrays take a few MB for ten thousand
+rows. A_t would be larger, so the party does not store A_t but draws it again from the
+seed. The party's local model consists of P, the centres, the seed of the features and
+the labels of the party's rows. With this model, the party labels new rows without the
+other parties.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ step = step_of("kernel_kmeans")
 T = TypeVar("T")
 
 CACHE_BYTES = 2**26
-"""Largest A_t, in bytes, that a process keeps for its next message."""
+"""Maximum size of A_t, in bytes, that a process stores for its next message."""
 
 MOST_FEATURES = 2**12
-"""Maximum number of features of an iteration: their Gram matrix takes 128 MiB."""
+"""Maximum number of features of an iteration; their Gram matrix then takes 128 MiB."""
 
 MOST_COMPONENTS = MOST_FEATURES // 4 - 5
-"""Maximum number of components, and of clusters: the first iteration has 4 (s + 5)
-features."""
+"""Maximum number of components and of clusters; the first iteration has at least 4 (s +
+5) features."""
 
 MOST_OF_VECTOR = 1e50
 """Largest entry of a vector: if a product overflowed, a refusal would reveal that."""
 
 LARGEST_COST = 1e300
-"""Largest cost of a party's own centres: the sum over parties must be finite."""
+"""Largest cost of a party's local centres, so that the sum over parties is finite."""
 
 Squares = Literal["", "column", "total"]
 
@@ -57,7 +58,7 @@ Seed = Annotated[bytes | None, SECRET]
 Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 
 SmallMatrix = Annotated[Array, Reals("* *")]
-"""R_t or R', a factor of W_t."""
+"""R_t or R', by which W_t is multiplied."""
 
 
 @shapes_only
@@ -70,13 +71,13 @@ class Setup:
     gamma: Positive
     """The parameter of the kernel."""
     D: Features
-    """The number of features of an iteration."""
+    """The number of features of each later iteration."""
     D_1: Features
     """The number of features of the first iteration."""
     fill: Annotated[Array, Reals("n_columns")] | None = None
     """Replacements for missing values, shape (d,): the means over all parties."""
     shift: Annotated[Array, Reals("n_columns")] | None = None
-    """If columns are standardized, a row x becomes (x - shift) * scale; shape (d,)."""
+    """If columns are standardized, rows x are replaced by (x - shift) * scale; (d,)."""
     scale: Annotated[Array, Reals("n_columns")] | None = None
     """See `shift`; shape (d,)."""
 
@@ -97,8 +98,8 @@ class State:
     """A party's state between the messages of a run."""
 
     seed: str = ""
-    """Seed of the features, 32 hexadecimal digits. The first party draws it; the other
-    parties get it with the first iteration."""
+    """Seed of the features, 32 hexadecimal digits. The first party draws the seed; the
+    other parties get it with the first iteration."""
     setup: Setup | None = None
     """The random features, known after the first iteration starts."""
     t: int = 0
@@ -107,17 +108,17 @@ class State:
     """B_t of the party's rows, shape (n_m, r); None: r = 0."""
     P: Array | None = None
     """Map from the features to B_t and finally to H, shape (features so far, r). None
-    without the communication mechanism, since there is then no such map."""
+    without the communication mechanism, since no such map exists then."""
     G: Array | None = None
     """W_t[m]^T W_t[m], for Lanczos, shape (D + r, D + r)."""
     H: Array | None = None
     """The embedding of the party's rows, shape (n_m, s)."""
     clusters: ClusterSummary | None = None
-    """The party's own clustering of its embedded rows."""
+    """The party's local clustering of its embedded rows."""
 
     @property
     def known_setup(self) -> Setup:
-        """The setup, which comes with the first iteration."""
+        """The setup, which is received with the first iteration."""
         if self.setup is None:
             raise PartyError("the first iteration must come before this step")
         return self.setup
@@ -197,11 +198,12 @@ def begin(
 ) -> Begin:
     """Return sums for gamma and scaling; the first party also sends the features' seed.
 
-    With `means` the reply has the sums of the columns; with `squares` it has the sums
-    of squares, by ``"column"`` or in ``"total"``. If the server asks again, the sums
-    are of rows minus `shift`. With `known` the reply also has the number of values that
-    are not missing in each column, and the sums are of these values. The server
-    chooses the sums in the steps that follow, so all rows count as leaving.
+    With `means`, the reply contains the sums of the columns; with `squares`, it
+    contains the sums of squares, for each ``"column"`` or in ``"total"``. If the server
+    asks again, `shift` is subtracted from the rows before they are summed. With
+    `known`, the reply also contains the number of values in each column that are not
+    missing, and only these values are summed. The server chooses the sums in the steps
+    that follow, so all rows count as leaving the party.
     """
     if party.remembered() and party.recall(State).t:
         raise PartyError("this step must come before the iterations")
@@ -247,7 +249,7 @@ def _reduce(
     add: Callable[[T, T], T],
     zero: T,
 ) -> T:
-    """Return a total over blocks of A_t (line 7); a small A_t is kept for later."""
+    """Return a total over blocks of A_t (line 7); a small A_t is stored for reuse."""
     setup, rows = state.known_setup, party.rows
     start, stop = kernel_kmeans.feature_range(state.t, setup.D, setup.D_1)
     features = setup.features(state.seed)
@@ -335,9 +337,9 @@ def _advance(
 ) -> State:
     """Use the eigenpairs of iteration t - 1 (lines 12 and 13), or the setup at t = 1.
 
-    `R`, shape (D_{t-1} + r_{t-1}, r_t), is R_{t-1}. It is given from t = 2 on, and only
-    with the communication `mechanism`. If `t` is requested again, the state does not
-    change.
+    `R`, shape (D_{t-1} + r_{t-1}, r_t), is R_{t-1}. This matrix is given from t = 2 on,
+    and only with the communication `mechanism`. If `t` is requested again, the state
+    does not change.
     """
     state = party.recall(State)
     if state.H is not None:
@@ -401,7 +403,7 @@ def product(
     setup: Setup | None = None,
     seed: Seed = None,
 ) -> Product:
-    """Line 10 by Lanczos: W_t[m]^T W_t[m] c. A request with `t` begins an iteration."""
+    """Line 10 by Lanczos: W_t[m]^T W_t[m] c. A request with `t` starts an iteration."""
     if t is None:
         state = party.recall(State)
     else:
@@ -441,8 +443,8 @@ def project(
 ) -> Projection:
     """Step 2 of section 4.1: A_t[m]^T c[m].
 
-    If `c` is nonzero in one row only, the result is that row's features, so only a run
-    in one process may request it.
+    If `c` is nonzero in only one row, the result is a multiple of this row's features,
+    so this product is allowed only in a run in one process.
     """
     _check_without_mechanism(party)
     state = _advance(party, t, None, setup, seed, mechanism=False)
@@ -463,8 +465,8 @@ def project(
 def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
     """Step 4: A_t[m] A_t^T c.
 
-    Each entry is a function of a single row, so only a run in one process may request
-    this product.
+    Each entry is a function of a single row, so this product is allowed only in a run
+    in one process.
     """
     _check_without_mechanism(party)
     state = party.recall(State)

@@ -34,7 +34,7 @@ NAMED = {
     FORGET: ("ids to forget", "training rows"),
     ADD: ("ids to add", "rows of the data"),
 }
-"""The contents of each request file, and the rows that its ids must belong to."""
+"""The contents of each request file, and the rows to which its ids must belong."""
 
 RowCount = Annotated[int, Ge(0), Le(training.MOST_ROWS)]
 
@@ -44,16 +44,17 @@ ForgetKind = Literal["unlearn", "forget-client"]
 class Forgotten(training.Counts):
     """Reply of :func:`forget`.
 
-    `totals` has four numbers: the number of rows that stay; 1 if the file with their
-    clusters is missing, else 0; the number of forgotten rows that are still in the
-    party's data; and the number of ids in its request that are in its other models.
+    `totals` contains four numbers: the number of remaining rows; 1 if the file with the
+    clusters of these rows is missing, and otherwise 0; the number of forgotten rows
+    that are still in the party's data; and the number of requested ids that are still
+    in other models of the party.
     """
 
     totals: Annotated[Array, Reals("4"), IN_SUM]
 
 
 class Added(training.Counts):
-    """Reply of :func:`add`; `totals` has the first three numbers of `Forgotten`."""
+    """Reply of :func:`add`; `totals` is the first three numbers of `Forgotten`."""
 
     totals: Annotated[Array, Reals("3"), IN_SUM]
 
@@ -86,16 +87,16 @@ def forget(
     kind: ForgetKind = "unlearn",
     settings: TrainingSettings | None = None,
 ) -> Forgotten:
-    """Remove the rows that the party's file names, and send the counts.
+    """Remove the rows listed in the party's file, and send the counts.
 
     Centroids are redrawn if one of them is removed. The reply has the same form and
     size whatever is removed.
 
-    `leaving` has the places of the parties that leave the model, the same in all
-    requests: the fewer parties stay, the more the sums reveal about each. A party that
-    leaves sends empty counts, if its file requests to leave. Its state may be missing,
-    so the request includes the settings. The other parties then keep their requests for
-    a later ``unlearn``.
+    `leaving` contains the places of the parties that leave the model, and is the same
+    in all requests: the fewer parties stay, the more the sums reveal about each of
+    them. A party that leaves sends empty counts if its file requests to leave. The
+    state of such a party can be missing, so the request includes the settings.
+    Meanwhile, the other parties keep their requests for a later ``unlearn``.
     """
     gone_parties = set(leaving or ())
     least = LEAST_STAYING if party.consent is None else party.consent.least_parties
@@ -121,8 +122,9 @@ def forget(
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
     redrawn, sizes = len(prefix) < len(now.centroids), now.sizes
     if redrawn or np.count_nonzero(removed) != len(gone):
-        # If the data no longer contain the removed rows, these cannot be subtracted, so
-        # the rows that stay are counted anew; that alone redraws no centroid.
+        # If the data no longer contain the removed rows, these rows cannot be
+        # subtracted, so the remaining rows are counted anew. This count alone redraws
+        # no centroid.
         k = settings.local_clusters if redrawn else len(drawn)
         rng = party.rng(f"redraw {version}")
         with training.same_values():
@@ -137,7 +139,7 @@ def forget(
     )
     behind = not training.predictions_file(state).exists()
     counts = training.counts_of(party, sizes, code)
-    # Rows that the model never had are not forgotten rows.
+    # Rows that were never in the model are not forgotten rows.
     in_file = _still_in_file(state.known(tags) & ~stay)
     in_models = _in_others(party, model, asked)
     if in_models:
@@ -161,7 +163,7 @@ def forget(
 
 
 def _log_change(model: str, what: str, count: int) -> None:
-    """Log how many rows are added or removed, and what that reveals."""
+    """Log how many rows are added or removed, and what the change reveals."""
     if not count:
         return
     log.warning(
@@ -184,7 +186,7 @@ def _ready(
     state = training.state_of(party, model, version, before)
     now = state.current()
     if now is None:
-        raise PartyError(f"training of model {model} was not finished here")
+        raise PartyError(f"training of model {model} was not finished at this party")
     code = training.code_of(party, state.settings, key)
     training.check_columns(party, state.facts)
     _check_parties(party, state.facts.parties)
@@ -192,7 +194,7 @@ def _ready(
 
 
 def _check_parties(party: Party, parties: Sequence[str]) -> None:
-    """Refuse counts that lack a party of the model, unless the consent names it."""
+    """Refuse counts without a party of the model, unless consent names that party."""
     consent = party.consent
     if consent is None or consent.peers is None:  # a run in one process
         return
@@ -208,7 +210,7 @@ def _check_parties(party: Party, parties: Sequence[str]) -> None:
 
 
 def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, int]:
-    """Return the row number of each row that stays, by its tag."""
+    """Return the row number of each remaining row, by the row's tag."""
     row = {tags[i]: i for i in np.flatnonzero(stay).tolist()}
     if len(row) != remaining or np.count_nonzero(stay) != remaining:
         log.error(
@@ -219,13 +221,13 @@ def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, 
         )
         raise PartyError(
             "each training row that was not forgotten must occur exactly once in the "
-            "data: the party's log has the numbers of rows"
+            "data: see the row counts in the party's log"
         )
     return row
 
 
 def _still_in_file(forgotten: Array) -> int:
-    """Return how many forgotten rows are still in the data, and log it."""
+    """Return how many forgotten rows are still in the data, and log the number."""
     in_file = int(np.count_nonzero(forgotten))
     if in_file:
         log.warning(
@@ -327,11 +329,11 @@ def add(
     run: str,
     key: bytes = b"",
 ) -> Added:
-    """Add the rows that the party's file names, and send the counts.
+    """Add the rows listed in the party's file, and send the counts.
 
-    New rows can replace centroids. Ids that the model already knows change nothing: a
-    forgotten row stays forgotten. The reply has the same form and size however many
-    rows are new.
+    New rows can replace centroids. Ids that the model already knows have no effect: a
+    forgotten row stays forgotten. The form and size of the reply do not depend on the
+    number of new rows.
     """
     state, now, code = _ready(party, model, version, before, key)
     settings, tags = state.settings, state.tag(training.ids_of(party))

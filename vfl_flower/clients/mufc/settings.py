@@ -22,7 +22,7 @@ MOST_CLUSTERS = 2**12
 """Maximum number of clusters: a party's time grows with rows times clusters."""
 
 LEAST_BIN_ROWS = 5
-"""Minimum number of rows whose mean is a centroid: fewer would reveal a row."""
+"""Minimum number of rows whose mean is a centroid; fewer rows would reveal a row."""
 
 ClusterCount = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 
@@ -62,7 +62,7 @@ class TrainingSettings:
     """Digests of the column names, in column order, if the columns have names."""
 
     def __post_init__(self) -> None:
-        """Check rules that the types cannot express."""
+        """Check the rules that types cannot express."""
         if any(bound.dtype.kind not in "iuf" for bound in (self.lower, self.upper)):
             raise ContractError("'lower' and 'upper' must hold real numbers")
         try:
@@ -72,7 +72,7 @@ class TrainingSettings:
 
     @property
     def shows_rows(self) -> bool:
-        """Whether a centroid can be, or reveal, a single row."""
+        """Whether a centroid can equal or reveal a single row."""
         few = self.client_training == "init" or self.min_rows_per_bin < LEAST_BIN_ROWS
         return few or self.privacy == "none"
 

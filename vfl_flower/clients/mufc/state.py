@@ -1,14 +1,15 @@
 """A party's state on disk for forgetting rows, and the base of the server's state.
 
-A clustering that can forget [1] is stored in one SQLite file at each party (a "client"
-in [1]) and one at the server (:mod:`vfl_flower.strategies.mufc.state`). Its versions
-are committed in two phases, and the server decides: the parties *stage* version v + 1,
-the server *saves* it, and then the parties *settle* it. Each message of a task names
-the server's version, and a party first settles that version. So if a process is killed
-at any write, the next task finds all files at v or brings all of them to v + 1.
+A clustering that can forget rows [1] is stored in one SQLite file at each party (a
+"client" in [1]) and in one file at the server
+(:mod:`vfl_flower.strategies.mufc.state`). Each version is committed in two phases, and
+the server decides: the parties *stage* version v + 1, the server *saves* it, and then
+the parties *settle* it. Each message of a task contains the server's version, and a
+party first settles that version. So even if a process is killed during a write, the
+next task finds all files at version v or brings all of them to version v + 1.
 
-No file of a party contains an id, a value or a coordinate of a row: instead of an id,
-it has a tag, computed with a key of that file. Deleted content is overwritten with
+No file of a party contains an id, a value or a coordinate of a row. Ids are replaced by
+tags, computed with a key specific to the file. Deleted content is overwritten with
 zeros.
 
 References
@@ -62,7 +63,7 @@ read."""
 @shapes_only
 @dataclass(frozen=True)
 class PartyFacts:
-    """Facts that a party needs to forget rows, besides the training settings."""
+    """Facts that a party needs to forget rows, in addition to the training settings."""
 
     name: str
     n_columns: int
@@ -94,7 +95,7 @@ class StateFile:
     tables: ClassVar[dict[str, str]]
 
     def __init__(self, folder: Path, model: str) -> None:
-        # The id comes in a message: it must not point outside the folder.
+        # The id comes from a message, so it must not point outside the folder.
         if not is_model_id(model):
             raise self.error(
                 "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
@@ -115,7 +116,7 @@ class StateFile:
 
     @property
     def version(self) -> int:
-        """Version of the clustering; 0: training is not finished."""
+        """Version of the clustering; 0 if training is not finished."""
         with self._open() as db:
             return self._version(db)
 
@@ -123,7 +124,7 @@ class StateFile:
         """Remove the state: overwrite its content, and delete the file."""
         with self._open(WRITE) as db:
             for table in self.tables:
-                if table != "about":  # a removal that is killed here must be repeatable
+                if table != "about":  # a removal killed here must be repeatable
                     db.execute(f"DELETE FROM {table} WHERE true")
         with self._errors():
             self._path.unlink(missing_ok=True)
@@ -165,8 +166,8 @@ class StateFile:
     def _new(self) -> Iterator[sqlite3.Connection]:
         """Create the file for one transaction, or empty it if training is unfinished.
 
-        An existing file is not replaced: SQLite would find, beside a new file of this
-        name, the journal that a killed process has left.
+        An existing file is not replaced: a killed process can have left a journal,
+        which SQLite would find beside a new file of the same name.
         """
         with self._errors():
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -202,8 +203,8 @@ class StateFile:
         ) as db:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA journal_mode = DELETE")
-            # FULL, and the folder too is on the disk when a commit returns: a power
-            # failure must not undo a decision of the server.
+            # Like FULL, but the folder is also on the disk when a commit returns: a
+            # power failure must not undo a decision of the server.
             db.execute("PRAGMA synchronous = EXTRA")
             db.execute("PRAGMA temp_store = MEMORY")
             yield db
@@ -223,7 +224,7 @@ class StateFile:
 
     @contextmanager
     def _legible(self) -> Iterator[None]:
-        """Turn the errors of damaged contents into one sentence."""
+        """Turn errors caused by damaged contents into one sentence."""
         try:
             yield
         except (ValueError, TypeError, KeyError):  # JSON's errors among them
@@ -238,7 +239,7 @@ class StateFile:
 
     def _check(self, db: sqlite3.Connection) -> None:
         """Raise unless the file is of this class, this format and this model."""
-        if _is_empty(db):  # left by a `create` that was killed
+        if _is_empty(db):  # left by a killed `create`
             raise self._missing()
         what = f"the state of model {self.model} at {self.owner}"
         (kind,) = db.execute("PRAGMA application_id").fetchone()
@@ -260,12 +261,13 @@ class StateFile:
 class ClientState(StateFile):
     """One party's state of one model, in its ``state-dir``.
 
-    `run` is a unique text for each run. It distinguishes versions that two runs have
-    staged under one number: a version that the server did not save is dropped.
+    `run` is a text that is unique to each run. It distinguishes versions that two runs
+    have staged under the same number: a version that the server did not save is
+    dropped.
 
     Each method except `exists` raises PartyError if there is no readable state of that
     model and format. Each method except `exists`, `log`, `left`, `version` and `wipe`
-    also raises it if the party has left the model.
+    also raises PartyError if the party has left the model.
     """
 
     kind = 0x76666C63  # "vflc"
@@ -278,7 +280,7 @@ class ClientState(StateFile):
         # first byte, so that looking up a few tags reads a small part of the file.
         "rows": "byte INTEGER PRIMARY KEY, tags BLOB",
         "removed": "tag BLOB PRIMARY KEY",
-        # With kind "add" the last column has the tags of new rows.
+        # With kind "add", the last column contains the tags of new rows.
         "staged": "run TEXT PRIMARY KEY, version INTEGER, kind TEXT, redrawn INTEGER, "
         "centroids BLOB, sizes BLOB, removed BLOB",
         "log": "time TEXT, kind TEXT, version INTEGER, tags BLOB, redrawn INTEGER",
@@ -293,7 +295,7 @@ class ClientState(StateFile):
         settings: TrainingSettings,
         facts: PartyFacts,
     ) -> ClientState:
-        """Create version 0 with a new key for tags; replace any unfinished training.
+        """Create version 0 with a new key for tags, replacing any unfinished training.
 
         Raises PartyError if an id occurs twice, or if training is already finished.
         """
@@ -339,9 +341,10 @@ class ClientState(StateFile):
             return self._left(db)
 
     def tag(self, ids: Sequence[Any]) -> list[bytes]:
-        """Return the tags of ids, 16 bytes of HMAC-SHA256 under the key of the file.
+        """Return the tags of ids: 16 bytes of HMAC-SHA256 under the key of the file.
 
-        7 has the same tag as "7". Without the file, tags reveal nothing about the ids.
+        The id 7 has the same tag as the id "7". Without the file, tags reveal nothing
+        about the ids.
         """
         with self._member() as db:
             return _hmacs(self._about(db, "tag_key")[0], ids)
@@ -384,9 +387,9 @@ class ClientState(StateFile):
     ) -> None:
         """Write the next version, to be committed once the server has saved it.
 
-        It replaces a version that the same run has staged before. Raises PartyError if
-        the version is not the next one, or if `sizes` do not add up to the number of
-        remaining rows.
+        The version replaces any version that the same run has already staged. Raises
+        PartyError if the version is not the next one, or if `sizes` do not add up to
+        the number of remaining rows.
         """
         removed = list(dict.fromkeys(removed))
         with self._member(WRITE) as db:
@@ -461,7 +464,8 @@ class ClientState(StateFile):
     def wipe(self) -> None:
         """Leave the model: overwrite all but the audit log; a second call does nothing.
 
-        The key is lost too, so that nobody can compare the tags in the log with ids.
+        The key is also overwritten, so that nobody can compare the tags in the log with
+        ids.
         """
         with self._open(WRITE) as db:
             if self._left(db):
@@ -552,9 +556,10 @@ def _add(db: sqlite3.Connection, tags: Array) -> None:
 
 def _known(db: sqlite3.Connection, tags: Sequence[bytes]) -> Array:
     """Return which tags are in the table of rows, as booleans, shape (r,)."""
-    # NumPy ignores trailing zero bytes: harmless, since all tags have the same length.
+    # NumPy ignores trailing zero bytes, which is harmless since all tags have the same
+    # length.
     wanted = np.array(tags, f"S{TAG}")
-    order = np.argsort(wanted)  # a search in order stays in the processor's cache
+    order = np.argsort(wanted)  # sorted searches stay in the processor's cache
     wanted = wanted[order]
     known = np.zeros(len(tags), bool)
     parts = [

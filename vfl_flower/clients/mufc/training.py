@@ -3,9 +3,9 @@
 This module trains clusters and labels new rows. Forgetting is in
 :mod:`vfl_flower.clients.mufc.forgetting`.
 
-A party (a "client" in the paper) stores in its ``state-dir`` what it needs from run to
-run (:mod:`vfl_flower.clients.mufc.state`): the tags of the ids of its training rows and
-of its centroids, in the order drawn, and the sizes of the centroids' clusters. The
+A party (a "client" in the paper) stores a state for later runs in its ``state-dir``
+(:mod:`vfl_flower.clients.mufc.state`): the tags of its training rows' ids; the tags of
+its centroids' ids, in the order drawn; and the sizes of the centroids' clusters. The
 stored state contains no value of a row.
 
 The rows are clustered in the cube to which the box scales them.
@@ -53,7 +53,7 @@ RowCenters = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUST
 
 @stored_as("vfl_flower.clients.mufc.MUFCState")
 class MUFCState:
-    """A party's state from sending its counts to the end of the run."""
+    """A party's state between the sending of its counts and the end of the run."""
 
     model: str
     """The id of the model."""
@@ -62,13 +62,13 @@ class MUFCState:
     n_rows: int
     """Number of rows in the party's data."""
     stay: Array
-    """Bits that mark the rows that take part."""
+    """Bits that mark the participating rows."""
     drawn: Array
     """Row numbers of the party's centroids, in the order drawn, shape (k',)."""
     leaves: bool = False
     """Whether the party leaves the model."""
     labels: Array | None = None
-    """Global clusters of the rows that take part."""
+    """Global clusters of the participating rows."""
 
 
 class Counts(TypedDict):
@@ -80,7 +80,7 @@ class Counts(TypedDict):
 
 
 class Trained(Counts):
-    """Reply of :func:`train`; `totals` has the number of rows, and 0."""
+    """Reply of :func:`train`; `totals` contains the number of rows, and 0."""
 
     totals: Annotated[Array, Reals("2"), IN_SUM]
     kept: bool
@@ -153,7 +153,7 @@ def abandon(party: Party, model: str) -> Abandoned:
 
 
 def code_of(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | None:
-    """Return the code that hides counts, or None if they are sent in the clear."""
+    """Return the code that hides counts, or None if counts are sent in the clear."""
     if settings.privacy == "none":
         return None
     with refusing():
@@ -161,13 +161,13 @@ def code_of(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum |
 
 
 def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
-    """Return the centroids and sizes, hidden or in the clear as the settings say."""
+    """Return the centroids and sizes, hidden or not, depending on the settings."""
     state = party.recall(MUFCState)
     settings = state.settings
     check_box(party, settings, state.drawn)
     if settings.shows_rows:
         party.share(state.drawn, "rows")
-    # Each row counts towards the mean or the size of a cluster.
+    # Each row contributes to the mean or the size of a cluster.
     party.share(taking_part(state), "centroids")
     if settings.client_training == "full":
         _, centroids, labels = clustered_rows(party, state)
@@ -183,10 +183,10 @@ def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
 
 
 def clustered_rows(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
-    """Return the rows that take part, and the centroids and labels of their clusters.
+    """Return the participating rows, and the centroids and labels of their clusters.
 
-    The clusters are computed from the drawn rows and the rows that stay, regardless of
-    merges in earlier versions: see :func:`vfl_flower.numerics.mufc.merge_small`.
+    The clusters are computed from the drawn rows and the participating rows, regardless
+    of merges in earlier versions: see :func:`vfl_flower.numerics.mufc.merge_small`.
     """
     rows = taking_part(state)
     blocks = mufc.BoxedRows(party.rows, state.settings.box, rows)
@@ -198,7 +198,7 @@ def clustered_rows(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Ar
 
 
 def taking_part(state: MUFCState) -> Array:
-    """Return the numbers of the rows that take part."""
+    """Return the numbers of the participating rows."""
     return np.flatnonzero(np.unpackbits(state.stay, count=state.n_rows))
 
 
@@ -216,8 +216,8 @@ def commit(
 ) -> Committed:
     """Line 9: assign each row its centroid's global cluster; settle the version.
 
-    The cluster sizes are summed over the parties and, with `cost`, so is the induced
-    objective. Over several sessions a server that chooses the box and the centres can
+    The cluster sizes and, with `cost`, the induced objective are summed over the
+    parties. Over several sessions, a server that chooses the box and the centres can
     compute rows from the objective. A party that leaves keeps only its audit log; if
     the model is not `kept`, no party keeps anything.
     """
@@ -269,7 +269,7 @@ def commit(
 
 
 def finish_served(state: ClientState) -> None:
-    """Remove served requests from the party's files."""
+    """Remove fulfilled requests from the party's files."""
     removed, forgotten = state.removed(), list[str]()
 
     def are_served(ids: list[str]) -> list[bool]:
@@ -289,7 +289,7 @@ def finish_served(state: ClientState) -> None:
 
 
 def state_of(party: Party, model: str, version: int, run: str) -> ClientState:
-    """Return the party's state, brought to the server's version."""
+    """Return the party's state, updated to the server's version."""
     if party.state_dir is None:
         raise PartyError("the party has no state-dir, so it has no state of a model")
     state = ClientState(party.state_dir, model)
@@ -351,7 +351,7 @@ def remove_file(path: Path) -> None:
 
 
 def warn_of_others(party: Party, rows: Array) -> None:
-    """Warn if some rows of the data take no part, and drop the cache."""
+    """Warn if some rows of the data do not participate, and remove the cache."""
     if len(rows) < party.n_rows:
         log.warning(
             "%d rows of the data take no part: remove forgotten rows from the file",
@@ -367,7 +367,7 @@ def drop_cache(party: Party) -> None:
 
 
 def ids_of(party: Party) -> list[str]:
-    """Return the ids of the party's rows, which forgetting requires."""
+    """Return the ids of the party's rows, which are required for forgetting."""
     ids = party.read_ids()
     if ids is None:
         raise PartyError("to forget rows by their ids, the data need an id-column")
@@ -380,7 +380,7 @@ def ids_of(party: Party) -> list[str]:
 
 
 class BoxedCost(TypedDict):
-    """Reply of :func:`evaluate`: the number of rows that count, and their cost."""
+    """Reply of :func:`evaluate`: the number of rows included, and their cost."""
 
     totals: Annotated[Array, Reals("2"), IN_SUM]
 
@@ -446,7 +446,7 @@ def evaluate(
 def check_box(
     party: Party, settings: TrainingSettings, rows: Array | None = None
 ) -> None:
-    """Raise if rows, by default all, are outside the box."""
+    """Raise if any of the rows (by default, all rows) is outside the box."""
     box, names = settings.box, party.columns
     try:
         if rows is not None:
@@ -463,10 +463,10 @@ def check_box(
 
 @contextmanager
 def same_values() -> Iterator[None]:
-    """Refuse if rows that training could cluster now cause an error."""
+    """Refuse the request if rows that training could cluster now cause an error."""
     try:
         yield
     except ValueError:
         raise PartyError(
-            "rows that stay must have the same values as in training"
+            "the remaining rows must have the same values as in training"
         ) from None

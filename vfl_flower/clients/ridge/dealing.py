@@ -1,4 +1,4 @@
-"""A party that generates the dealer's randomness for ridge instead of the server.
+"""A party that, instead of the server, generates the dealer's randomness for ridge.
 
 The randomness is in :mod:`vfl_flower.secure_aggregation.products.dealing`. The dealer
 must not collude with either computing party.
@@ -35,7 +35,7 @@ def row_blocks(rows: int, columns: int) -> list[Array]:
 
 
 def root_of(party: Party) -> bytes:
-    """Return the secret of a party that deals, the same for repeated requests."""
+    """Return the secret of a dealing party, the same for repeated requests."""
     return derive_key(party.run_secret, [labels.ANGLES_DEALER])
 
 
@@ -54,10 +54,10 @@ def deal(
     row_roles: Roles | None = None,
     outputs: Columns = 1,
 ) -> DealtParts:
-    """In place of the server, send the dealer's randomness for a Gram matrix and rows.
+    """On behalf of the server, send the dealer's randomness for a Gram matrix and rows.
 
-    The second party's randomness for cosines follows while the parties hide their
-    angles.
+    The second party's randomness for cosines is sent later, while the parties hide
+    their angles.
     """
     reply: DealtParts = {}
     if roles is not None:
@@ -94,9 +94,10 @@ def part(
 ) -> RidgePartInfo:
     """Describe the local model; a dealer sends randomness for the first new rows.
 
-    A party that deals knows each party's number of columns from its local model, so the
-    other parties need not wait for its randomness. By default the server is the dealer,
-    and the second party is the first one that neither deals nor holds the labels.
+    A dealing party knows each party's number of columns from its local model, so the
+    other parties need not wait for the randomness. By default, the server is the
+    dealer, and the second party is the first party that neither deals nor holds the
+    labels.
     """
     if "local" not in party.part:
         raise PartyError("this run has no model of this strategy")

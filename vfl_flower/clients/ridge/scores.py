@@ -1,8 +1,7 @@
 """Score rows with a kernel model that was solved from sums of products.
 
 New rows and held-out rows have the same features as in training. Only the label holder
-knows the weights, nobody knows all features of a row, and only the label holder opens
-the scores.
+knows the weights and opens the scores. Nobody knows all features of a row.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class ScoresState:
     scored: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
     """The rows of these scores, shape (m,)."""
     evaluated: bool = False
-    """Whether the label holder has reported errors, which it does once in a session."""
+    """Whether the label holder has reported errors, which it does once per session."""
 
 
 class HiddenRows(TypedDict, total=False):
@@ -119,8 +118,8 @@ def rows(
     """Send rows' angles, and local columns or the label holder's weights, all hidden.
 
     roles: the roles, without columns of the label holder.
-    outputs: K, the number of scores per row; each counts as a column.
-    dealt, row_parts, first_rows: the dealer's message. The dealer is the server, or a
+    outputs: K, the number of scores per row; each score counts as a column. dealt,
+    row_parts, first_rows: the dealer's message. The dealer is the server, or a
         party that sends its message now or has sent it earlier.
     """
     part, X, local = _features(party, numbers)
@@ -276,7 +275,7 @@ def scores(
 
     products, hidden: the messages of the second party, and of all other parties.
     evaluate: compare the answers with the labels; otherwise, store them as predictions.
-    curves: with the last evaluated rows, also report means over bins of rows.
+    curves: together with the last evaluated rows, report means over bins of rows.
     """
     state, of_rows = _rows_state(party)
     state.rows = None

@@ -1,4 +1,4 @@
-"""A label holder's solution of a ridge model, and the parties' local models."""
+"""Solving a ridge model at the label holder, and the parties' local models."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ class Mixed(TypedDict, total=False):
 class FittedRidge(TypedDict):
     """Reply of :func:`fit`; only the label holder sends more than `kept`.
 
-    `constant`: whether the label holder used none of its labels, since they break a
-    rule on these rows or no model fits them. The model is then the mean of all its
-    labels, or the frequencies of the classes, and `cv_score` is that model's error.
+    `constant` indicates whether the label holder used none of its labels, because they
+    violate a rule on these rows or no model fits them. The model is then the mean of
+    all labels of the label holder, or the frequencies of the classes, and `cv_score` is
+    the error of this model.
     """
 
     kept: bool
@@ -66,7 +67,7 @@ def relevance(
     frequencies: products.Secrets | None = None,
     triples: products.FromServer | None = None,
 ) -> Mixed:
-    """Solve at the label holder, and report to other parties which columns matter.
+    """Solve at the label holder, and report the relevance of columns to other parties.
 
     kinds, share: as for :func:`fit`.
     widths, counted: the number of columns of each party, and of all other parties
@@ -116,7 +117,7 @@ def fit(
 ) -> FittedRidge:
     """Solve at the label holder; each party keeps its local model.
 
-    kinds: the number of local columns of each kind, party by party.
+    kinds: the number of local columns of each type, for each party.
     """
     state, product = party.recall(ridge.RidgeState), _computed(party)
     task, settings, first = state.task, state.joint, product.roles.first
@@ -240,7 +241,7 @@ def _constant(party: Party, state: ridge.RidgeState, M: int) -> GramFit:
 
 
 def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
-    """Return the map from f to log odds; their sign or maximum decides the class.
+    """Return the map from f to log odds, whose sign or maximum determines the class.
 
     Log odds of several classes are determined only up to a constant in each row, so
     their mean is set to 0.

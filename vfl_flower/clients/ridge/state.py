@@ -33,7 +33,7 @@ HEAD = 2 * shares.SEED_BYTES
 AngleBits = Literal[16, 32]
 
 OpenedAngles = Annotated[Array, Reals("*"), SEALED]
-"""Sums of all parties' angles, which this party alone can open, flattened."""
+"""Sums of all parties' angles, flattened, which only this party can open."""
 
 MOST_MULTIPLE = 256
 """Largest multiple of an angle."""
@@ -63,11 +63,11 @@ class Task:
     most: Count
     """Maximum number of local columns of a party."""
     values: Count
-    """Maximum number of value columns, if it is above `most`."""
+    """Maximum number of value columns, if this number is above `most`."""
     balanced: bool = False
-    """Whether all classes count equally, whatever their numbers of rows."""
+    """Whether all classes have equal weight, whatever their numbers of rows."""
     linear: bool = False
-    """Whether the features are the parties' own columns alone."""
+    """Whether the features are only the parties' own columns."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Joint:
     """The density of each bandwidth."""
     bits: AngleBits
     relevant: bool = False
-    """Whether columns are scaled by the root of their relevance."""
+    """Whether columns are scaled by the square root of their relevance."""
 
     @property
     def angles(self) -> int:
@@ -91,7 +91,7 @@ class Joint:
 
 @stored_as("vfl_flower.clients.ridge.state.RidgeState")
 class RidgeState:
-    """A party's state between messages, besides its local model."""
+    """A party's state between messages, in addition to its local model."""
 
     task: Task
     joint: Joint | None = None
@@ -120,11 +120,11 @@ class RidgeState:
     muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """The local columns set to 0: with the labels they would reveal single rows."""
     constant: bool = False
-    """Whether the party's labels break a rule, so that zeros replace the targets."""
+    """Whether the party's labels violate a rule, so that zeros replace the targets."""
 
 
 def training_rows(party: Party, task: Task) -> Array:
-    """Return the training rows' numbers, which depend on public values alone."""
+    """Return the numbers of the training rows, which depend only on public values."""
     n, fraction = party.n_rows, task.test_fraction
     with refusing():
         return split.training_rows(n, fraction, task.rows, party.seed)
@@ -194,9 +194,9 @@ def seed_of(party: Party, joint: Joint) -> int:
 
 # -- joint features of rows under shares ----------------------------------------------
 # The angle of a joint feature is a sum over all parties. Each party adds random angles,
-# from a seed of the dealer, and sends the result for the two computing parties. These
-# two get the sums, which are uniform, and each computes its shares of the cosines and
-# sines: see ``secure_aggregation/products/angles.py``.
+# generated from the dealer's seed, and sends the result for the two computing parties.
+# These two parties get the sums, which are uniform, and each computes its shares of the
+# cosines and sines: see ``secure_aggregation/products/angles.py``.
 
 
 def hidden_angles(
@@ -205,7 +205,7 @@ def hidden_angles(
     """Return angles plus the dealer's random angles, for both computing parties.
 
     `angles` yields arrays (rows, angles) of whole blocks of rows. Raises PartyError if
-    the dealer's message is meant for a different use, too short or altered.
+    the dealer's message is meant for a different use, is too short or was altered.
     """
     with refusing():
         head = shares.Dealt.unpack(dealt)
@@ -235,9 +235,9 @@ def joint_shares(
     """Yield the blocks of a computing party's shares of cosines and sines.
 
     Each angle, the sum over all parties, is multiplied by `multiple`. Only the second
-    party gets correlated randomness for cosines: `cosines` from the server or
-    `delivered` from a party. Raises PartyError if this randomness is missing or comes
-    from another sender.
+    party gets correlated randomness for cosines: `cosines` if the server is the dealer,
+    or `delivered` if a party is. Raises PartyError if this randomness is missing or
+    comes from another sender.
     """
     if party.index not in (roles.first, roles.second):
         raise PartyError("only the two computing parties may open angles")

@@ -3,8 +3,8 @@
 A row has local columns, which each party derives from its own columns, and joint
 features (:mod:`vfl_flower.clients.ridge.state`), which nobody knows: the two computing
 parties have shares of them. The label holder opens the Gram matrix
-(:mod:`vfl_flower.clients.products`) and solves. It also checks the labels: see
-:func:`check_targets`.
+(:mod:`vfl_flower.clients.products`) and solves the system. It also checks the labels:
+see :func:`check_targets`.
 
 :mod:`vfl_flower.secure_aggregation.products.dealing` generates the dealer's randomness,
 and :mod:`vfl_flower.clients.ridge.scores` scores new rows.
@@ -52,20 +52,20 @@ step = step_of("ridge")
 
 MOST_TURNS = 2
 """Maximum number of Gram matrices in a run: one for the relevance of columns, and one
-to solve."""
+for the solution."""
 
 KINDS = 3
-"""Number of kinds of local columns."""
+"""Number of types of local columns."""
 
 MOST_CUMULANT = 2.0**39
-"""Largest cumulant of distances in units of relevance; larger ones are clipped."""
+"""Largest cumulant of distances in units of relevance; larger values are clipped."""
 
 PART_ROWS = 16 * BLOCK_ROWS
 """Number of rows whose columns and angles a party computes at once."""
 
 
 class Prepared(TypedDict):
-    """Reply of :func:`prepare`: column counts by kind, and sums for the bandwidth."""
+    """Reply of :func:`prepare`: column counts by type, and sums for the bandwidth."""
 
     columns: Annotated[list[Count], MinLen(KINDS), MaxLen(KINDS)]
     outputs: NotRequired[Columns]
@@ -92,7 +92,7 @@ class OpenedJoint(TypedDict, total=False):
 @once
 @reveals("moments")
 def prepare(party: Party, task: ridge.Task) -> Prepared:
-    """Fit the local columns, and report how many there are of each kind."""
+    """Fit the local columns, and report the number of columns of each type."""
     if party.part:
         raise PartyError("this run already has its model")
     party.sum_over(ridge.training_rows(party, task))
@@ -289,15 +289,15 @@ def check_targets(
     """Withhold labels with which a Gram matrix would reveal a single row.
 
     Before that, real labels are clipped, and local columns that would reveal a row
-    together with the labels are set to zeros. They are not removed, because the server
-    learns the number of columns, which must not depend on labels.
+    together with the labels are set to zeros. The columns are not removed, because the
+    server learns their number, which must not depend on labels.
     """
     assert party.y is not None
     y = party.y[ridge.training_rows(party, state.task)]
     rule = "all training rows must have a label"
     if not np.isnan(y).any():
         Y = targets_of(party, state)
-        # Enough rows that none is `LARGEST` deviations from the mean.
+        # Enough rows that none is `LARGEST` standard deviations from the mean.
         rows = max(REACHED, int(len(y) / LARGEST**2))
         if not _bounded(Y) and state.task.target == "continuous":
             state.lowest, state.highest = reached(np.sort(y), rows)
@@ -331,7 +331,7 @@ def check_targets(
 
 
 def _known(Y: Array) -> Array:
-    """Return the targets without the last class, which follows from other classes."""
+    """Return the targets without the last class, which follows from the others."""
     return Y[:, : max(1, Y.shape[1] - 1)]
 
 

@@ -87,7 +87,7 @@ def deal_all(use: Deal, root: bytes, roles: Roles) -> list[Array]:
 def _deal_angles(
     use_of: Callable[[Roles, int], Deal], session: int, root: bytes, roles: Roles
 ) -> list[list[Array]]:
-    """Return a list for each party: its seed of angles, or nothing without angles."""
+    """Return, for each party, a list with its seed of angles; empty without angles."""
     if not roles.joint:
         return [[] for _ in roles.owners]
     use = use_of(roles, session)

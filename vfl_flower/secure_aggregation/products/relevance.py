@@ -44,7 +44,7 @@ MIXTURES = FixedPoint(63, 20, 2.0**20)
 
 
 def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
-    """Return the use for the triple of the label holder and an owner of columns."""
+    """Return the use for the triple of the label holder and a column owner."""
     shape = width, roles.joint // 2, PROBES
     return Deal(session, "relevance", roles.turn, owner, shape, FREQUENCIES.bits)
 

@@ -153,7 +153,7 @@ class _Triple:
             self._product = unpack(dealt.correction, deal.bits, shape)
 
     def _mask(self, block: int, owner: int | None = None) -> Array:
-        """Return a block of this party's random matrix, or an owner's columns of it."""
+        """Return a block of this party's random matrix, or only an owner's columns."""
         return _matrix(self.deal, self._seed, block, owner=owner)
 
     def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
