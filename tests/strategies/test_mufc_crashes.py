@@ -162,7 +162,7 @@ class Trials:
                 simulate(request, parties)
                 check(parties, server, model, ["south.1"])
                 continue
-            with pytest.raises(FederationError, match=r"not finished here|no state"):
+            with pytest.raises(FederationError, match=r"not finished at this|no state"):
                 simulate(request, parties)
         (parties[1].state_dir / "forget.txt").unlink(missing_ok=True)
         simulate(removal(parties, server, new, {"south": ["south.2"]}), parties)

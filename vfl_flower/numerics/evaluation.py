@@ -24,7 +24,7 @@ LEAST_OF_CURVE = 100
 """Minimum number of rows for a curve or table; below it, a mean is as informative."""
 
 ROUNDING = 2.0**-40
-"""Numbers are equal if they differ by less than this share of the largest number."""
+"""Numbers that differ by less than this share of the largest are treated as equal."""
 
 LEAST_PROBABILITY = 2.0**-52
 """Smallest probability in a log loss, since the log loss is infinite at 0."""

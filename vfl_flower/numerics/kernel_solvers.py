@@ -127,7 +127,7 @@ class Fit:
     left_out: Array | None = None
     """f of each row from a fit without that row, (n, C): by folds or by `leave_out`."""
     turn: Array | None = None
-    """With `earlier`: the factor by which `earlier` is multiplied in f, shape (C,)."""
+    """With `earlier`: the factor with which `earlier` is added to f, shape (C,)."""
 
 
 def fit(

@@ -258,7 +258,7 @@ def answer(
     if not last:
         return {}
     if len(state.values) != party.n_rows:
-        raise PartyError(f"sums must cover each of the {party.n_rows} rows once")
+        raise PartyError(f"sums must cover all {party.n_rows} rows exactly once")
     if evaluate:
         return cast(BlockAnswer, _worth(party, linear, state, curves))
     given = state.values if linear else state.values.astype(np.int64)

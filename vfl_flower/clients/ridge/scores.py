@@ -118,8 +118,8 @@ def rows(
     """Send rows' angles, and local columns or the label holder's weights, all hidden.
 
     roles: the roles, without columns of the label holder.
-    outputs: K, the number of scores per row; each score counts as a column. dealt,
-    row_parts, first_rows: the dealer's message. The dealer is the server, or a
+    outputs: K, the number of scores per row; each score counts as a column.
+    dealt, row_parts, first_rows: the dealer's message. The dealer is the server, or a
         party that sends its message now or has sent it earlier.
     """
     part, X, local = _features(party, numbers)
