@@ -31,7 +31,7 @@ class AlignmentModel(Model):
     tag : str
         Tag of the order: the same at all parties, and different for every order.
     held_ : Array of bool, shape (k, T)
-        Sets of parties, one per row; their members hold ids that no other party holds.
+        Sets of parties, one per row, whose members share ids that no other party holds.
     counts_ : Array of int, shape (k,)
         Number of these ids for each set.
     rows_ : list of Array of int, shape (m,)

@@ -120,10 +120,10 @@ class Fit:
     """lambda, given or chosen."""
     cv_score: float | None = None
     """The figure on rows left out by which `regularization` was chosen: the share of
-    misclassified rows, or the mean squared error relative to the labels' variance."""
+    misclassified rows, or the mean squared error divided by the labels' variance."""
     converged: bool = True
     path: tuple[tuple[float, float], ...] = ()
-    """Each strength that was tried and its score."""
+    """Each strength that was tried, with its score."""
     left_out: Array | None = None
     """f of each row from a fit without that row, (n, C): by folds or by `leave_out`."""
     turn: Array | None = None
@@ -151,7 +151,8 @@ def fit(
     `angles`, (n, M), are summed over the parties. `Y`, (n, C), is one column of -1 and
     +1; or one column per class (one-vs-rest), with one +1 in each row; or, for the
     square loss, any real columns. Each column must have two different values. `classes`
-    says whether `Y` holds classes; by default, it does if all values are -1 or +1.
+    indicates whether `Y` holds classes; by default, `Y` does if all values are -1 or
+    +1.
 
     Without a `regularization`, :math:`\lambda` is chosen: for the square loss from
     `GRID` by exact leave-one-out, and for the other losses from `PATH` by
@@ -161,7 +162,7 @@ def fit(
     penalty :math:`n \lambda |w|^2 / 2` of the summed loss, as scikit-learn's
     ``RidgeCV`` does. The search along `PATH` ends after two strengths in a row that
     improve neither the errors nor the loss of the rows left out, or after one such
-    strength whose fits also miss the optimum in `CV_ITER` steps.
+    strength whose fits also fail to reach the optimum in `CV_ITER` steps.
 
     `weights`, (n,), above 0, determine how much each row counts, both in the mean loss
     and in the criterion by which the strength is chosen. `offset`, (n, C), in the unit
@@ -320,7 +321,7 @@ def _blocks(angles: Array, M: int) -> Iterator[tuple[slice, Array]]:
 
 def _wrong(scores: Array, Y: Array) -> Array:
     """Return which rows are misclassified; the last axis of `scores` is the columns."""
-    if Y.shape[-1] == 1:  # a score of 0 means the class -1, as in `answers`
+    if Y.shape[-1] == 1:  # a score of 0 means class -1, as in `answers`
         return np.asarray(((scores > 0) != (Y > 0))[..., 0])
     return np.asarray(scores.argmax(axis=-1) != Y.argmax(axis=-1))
 
@@ -448,9 +449,9 @@ def _minimise(
     f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the multiples of the k
     columns in `free`, the last of which is b; `start` is the initial x, 0 by default.
     `W`, (n, K) or (n, 1), are weights of the rows, which add up to 1. The last column
-    in `free` is ones, without a penalty. The other columns in `free` have mean square 1
-    or are zeros, and their multiples have the penalty of `LARGEST_TURN`. Returns x, f,
-    and whether all columns have reached the optimum.
+    in `free` is ones, without a penalty. The other columns in `free` have a mean square
+    of 1 or are zeros, and their multiples have the penalty of `LARGEST_TURN`. Returns
+    x, f, and whether all columns have reached the optimum.
     """
     from scipy.optimize import minimize
 

@@ -131,10 +131,10 @@ class PairwiseMasks:
         """Return the party's own pad for one context, uniform, shape ``(count,)``.
 
         If a sum is meant for this party alone, the party adds the pad to its message,
-        and subtracts the pad from the total that the server forwards. That total looks
-        uniform. The pad is derived from the party's private key alone, so it is
-        independent of the masks, and nobody else can compute it. The contract of the
-        class also applies to pads.
+        and subtracts the pad from the total that the server forwards. The total with
+        the pad looks uniform. The pad is derived from the party's private key alone, so
+        it is independent of the masks, and nobody else can compute it. The contract of
+        the class also applies to pads.
         """
         parts = self._parts(group, count, action, name, round)
         parts = [labels.OWN_PAD, *parts, self._public_keys[self._index]]

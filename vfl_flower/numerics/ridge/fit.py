@@ -32,8 +32,8 @@ and the sums of products of these scores follow from G. Their mean squared error
 `error`.
 
 Classes are represented by columns of -1 and +1: one column for two classes, and
-otherwise one column per class. Least squares estimates the probability of a class by (1
-+ f) / 2. So scores become probabilities by the linear function of g that fits the
+otherwise one column per class. Least squares estimates a class's probability by (1 + f)
+/ 2. So scores become probabilities through the linear function of g that fits the
 targets best. The function's values are shrunk towards 0, but stay positive, where they
 are below `TAIL` times the unexplained part of the class's probability. Class weights
 need log odds, which come from linear discriminant analysis of g; the class means and

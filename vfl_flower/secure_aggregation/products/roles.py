@@ -24,8 +24,8 @@ LARGEST = 64.0
 
 MOST_NUMBERS = 2**26
 """Maximum total number of values in all columns, so that no message exceeds about 500
-MB. With 41 million values, the two computing parties take 1.4 GB, and a server that is
-the dealer takes 1.9 GB."""
+MB. With 41 million values, the two computing parties need 1.4 GB of memory, and a
+server that is the dealer needs 1.9 GB."""
 
 Place = Annotated[int, Ge(0), Le(2**20)]
 Count = Annotated[int, Ge(0)]

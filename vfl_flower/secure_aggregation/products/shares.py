@@ -16,9 +16,9 @@ The shares are secure only if nobody colludes: the dealer and either computing p
 together can read the shared values, and so can the two computing parties. The parties
 send nothing to the dealer. But a dealer that sends inconsistent randomness adds an
 error that it knows to the results, and values derived from these results may then
-reveal something about the shared data. A check detects this for products and for the
-seeds of their masks (:mod:`vfl_flower.secure_aggregation.products.triples`). There is
-no such check for cosines and the seeds of angles.
+reveal something about the shared data. A check detects such errors for products and for
+the seeds of their masks (:mod:`vfl_flower.secure_aggregation.products.triples`). There
+is no such check for cosines and the seeds of angles.
 """
 
 from __future__ import annotations

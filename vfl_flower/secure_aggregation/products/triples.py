@@ -7,7 +7,7 @@ modulo 2^k.
 
 **F^T F.** Parties 0 and 1 get the seeds of random matrices A_0 and A_1, and open
 E = F - A_0 - A_1, which is uniform. Party j then has H_j = E + 2 A_j. Since
-H_0 + H_1 = 2 F and H_0 - H_1 = 2 (A_0 - A_1), the parallelogram law says
+H_0 + H_1 = 2 F and H_0 - H_1 = 2 (A_0 - A_1), the parallelogram law gives
 
 .. code-block:: text
 
