@@ -19,10 +19,10 @@ Index = slice | Array
 class RowBlocks(Rows):
     """The rows of [X, extra ...] in float64 blocks; can be iterated repeatedly.
 
-    X has the shape (n, d); each extra column has n values or is the number 1.0; `rows`
-    holds the numbers of the rows in the order of use; repeats are allowed, and the
-    default is all rows. Raises ValueError if X is not a matrix of real numbers, or if
-    `rows` does not fit X. Do not write to a block: it may be a view of X.
+    X has the shape (n, d); each extra column has n values or is the number 1.0. `rows`
+    holds the numbers of the rows to use, in order and possibly with repeats; by
+    default, all rows are used. Raises ValueError if X is not a matrix of real numbers,
+    or if `rows` does not fit X. Do not write to a block: it may be a view of X.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class ClusterSummary:
     sizes: Array
     """|B_l|, the number of rows of each cluster: int64, shape (k,), at least 1."""
     costs: Array
-    """Sum of |x_i - c_l|^2 over each B_l, shape (k,); their sum is cost^(j)."""
+    """Sums of |x_i - c_l|^2 over each B_l, shape (k,), which add up to cost^(j)."""
 
 
 def cluster_summary(

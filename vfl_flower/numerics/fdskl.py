@@ -6,7 +6,7 @@ minimises :math:`E\,L(f(x), y) + \frac\lambda2 \|f\|_{\mathcal H}^2` (equation 1
 The losses and the solvers on a fixed set of features are in ``kernel_solvers.py``.
 
 Differences from [1]: 1. A step may use several instances and several features at once
-(with one of each it is the step of Algorithm 1). 2. There may be several functions, one
+(with one of each it is the step of Algorithm 1). 2. There can be several functions, one
 per class, on the same features. 3. f starts at `base_scores`. 4. `implicit_step` is
 added; its linearisation is the step of [1].
 

@@ -32,7 +32,7 @@ class FeatureSetup(TypedDict):
     fill: NotRequired[Array]
     """Replacements for missing values, shape (d,); default: `shift`."""
     shift: NotRequired[Array]
-    """With standardised columns, (d,): a row x becomes (x - shift) * scale first."""
+    """For standardised columns: rows x are replaced by (x - shift) * scale; (d,)."""
     scale: NotRequired[Array]
 
 

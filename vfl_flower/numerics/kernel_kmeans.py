@@ -145,9 +145,9 @@ def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) ->
 
     The subspaces are spanned by u_1 .. u_s in iterations t - 1 and t; the first min(s,
     r, j) vectors are compared. The result is 1 if there are no vectors to compare.
-    `values`, (j,), are the lambda_i of W_t^T W_t, `vectors`, (D + r, j), are its v_i,
-    and `scale`, (r,), holds the squared lengths of the columns of B_t, which are
-    lambda_i - eta_{t-1} lambda in the previous iteration.
+    `values`, (j,), and `vectors`, (D + r, j), are the lambda_i and v_i of W_t^T W_t.
+    `scale`, (r,), holds the squared lengths of the columns of B_t, which are the
+    lambda_i - eta_{t-1} lambda of the previous iteration.
 
     No rows are needed: B_t = U_{t-1} diag(scale)^(1/2) and W_t^T u_i = sqrt(lambda_i)
     v_i yield the cosines U_{t-1}^T U_t = diag(scale (1 - eta_t))^(-1/2) V_B

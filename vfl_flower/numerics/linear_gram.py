@@ -30,7 +30,7 @@ BLOCK_ROWS = 2**15
 
 
 def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
-    """Return an orthonormal basis U, (m, d), of the columns of A, and R, with A = U R.
+    """Return U, (m, d), an orthonormal basis of the columns of A, and R, with A = U R.
 
     A has the shape (m, d), and F, (d, r), is from `leverage_factor`. U is A F, followed
     by columns of zeros if A lacks full rank; its signs follow from F. R = U^T A.

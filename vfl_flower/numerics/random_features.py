@@ -1,8 +1,8 @@
 r"""Random features of a kernel over split columns; each party draws from its own seed.
 
-The symbols are those of [1]. For a kernel k(x - x') with k(0) = 1, frequencies omega_j
-drawn from the kernel's Fourier transform, and phases b_j uniform on a full turn, eq. 2
-and 3 are
+The symbols are those of [1]. Let k(x - x') be a kernel with k(0) = 1, and let the
+frequencies omega_j be drawn from its Fourier transform, and the phases b_j uniformly
+from a full turn. Eq. 2 and 3 are then
 
     phi_j(x) = sqrt(2) cos(omega_j^T x + b_j),    E[phi_j(x) phi_j(x')] = k(x - x').
 
@@ -128,8 +128,8 @@ class RandomFeatures:
     ) -> Array:
         """Return the partial angles omega_j^T x + b_j as fractions of a full turn.
 
-        X, (n, d), are the party's columns. `rows`, (m,), are the numbers of the rows of
-        X in the order of use; repeats are allowed, and the default is all rows. The
+        X, (n, d), are the party's columns. `rows`, (m,), holds the numbers of the rows
+        to use, in order and possibly with repeats; by default, all rows are used. The
         result has the shape (m, stop - start). With 8, 16 or 32 `bits`, the result
         contains unsigned integers of that size: the angles rounded to units of 2^-bits
         of a turn, whose sums wrap around. With 64 bits, it contains float64 fractions

@@ -22,7 +22,7 @@ WIDTHS = (48, 56, 63)
 """Widths k of the ring. Sums of squares are computed modulo 2^(k + 1) in 64 bits."""
 
 MOST_FRACTION_BITS = 50
-"""Maximum f: float64 has 53 bits, so more fraction bits would be empty."""
+"""Maximum f: float64 has 53 bits, so further bits would carry no information."""
 
 
 @dataclass(frozen=True)

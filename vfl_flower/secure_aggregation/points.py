@@ -16,9 +16,9 @@ The security rests on three facts:
    multiple of 8, so the first encryption removes the second of these points. All points
    that leave a party are in the subgroup of prime order, where decisional
    Diffie-Hellman is assumed to be hard.
-3. Under that assumption the points P, k P for many random P and one key k cannot be
-   distinguished from random points: without the key, nobody can test whether a point
-   belongs to a given id.
+3. Under that assumption, the points P and k P, for many random P and one key k, cannot
+   be distinguished from random points. So without the key, nobody can test whether a
+   point belongs to a given id.
 
 :func:`encrypt` runs this file in separate processes. To start fast, this file imports
 no other code of the package.

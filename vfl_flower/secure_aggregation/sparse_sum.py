@@ -60,9 +60,9 @@ class SparseSum:
     every power sum and each hash are consistent. Noise, for example from a missing
     mask, passes the first of these checks with a probability of 2^-61. No check detects
     bins that a party adds against the protocol. With ``field="paper"`` there is no
-    hash, and if K L is small, the sum of more than K L bins may by chance look like a
-    sum of different bins. With a small prime, as in the example of [1], noise may also
-    pass.
+    hash, and if K L is small, the sum of more than K L bins can by chance look like a
+    sum of different bins. With a small prime, as in the example of [1], noise can also
+    pass the checks.
 
     >>> from vfl_flower.secure_aggregation.groups import Field
     >>> code = SparseSum(2, 2, n_columns=3, n_values=10, key=bytes(16))

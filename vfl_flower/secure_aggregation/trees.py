@@ -146,10 +146,10 @@ def different_tree(
 ) -> Tree | None:
     """Return a tree from `leaves` to `root` that is totally different from `first`.
 
-    This is T2 of Algorithm 3 of [1] for the given T1, which is over all parties and
-    ends at l, the root; the leaves of T2 are all parties except l'. A tree from which
-    no party alone learns anything (see `exposed`) is preferred. The result is None if
-    none of the trees tried is totally different.
+    The result is T2 of Algorithm 3 of [1] for a given T1 (`first`). The leaves of T1
+    are all parties, and T1 ends at l, the root. The leaves of T2 are all parties except
+    l'. A tree from which no party alone learns anything (see `exposed`) is preferred.
+    The result is None if none of the trees tried is totally different.
     """
     fallback = None
     for order in _orders(leaves):

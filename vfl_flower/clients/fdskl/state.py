@@ -44,7 +44,7 @@ Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
 """Bound on absolute labels, a power of two; times 2^16, a bound on sums of scores."""
 
 ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
-"""Numbers of enough rows that one answer about all reveals little about each row."""
+"""Row numbers: enough that one answer about all rows reveals little about each."""
 
 Names = Annotated[list[str], MaxLen(2**12), ROUTE]
 """Names of the arrays to send in one message."""

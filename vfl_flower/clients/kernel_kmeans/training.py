@@ -46,7 +46,8 @@ MOST_COMPONENTS = MOST_FEATURES // 4 - 5
 5) features."""
 
 MOST_OF_VECTOR = 1e50
-"""Largest entry of a vector: if a product overflowed, a refusal would reveal that."""
+"""Largest entry of a vector. With larger entries a product could overflow, and the
+refusal would reveal the overflow."""
 
 LARGEST_COST = 1e300
 """Largest cost of a party's local centres, so that the sum over parties is finite."""

@@ -193,8 +193,8 @@ def _solve(
 ) -> tuple[Array, GramFit, Array]:
     """Open the Gram matrix and solve.
 
-    Return the matrix, ordered as local columns, joint features by bandwidth, targets
-    and the column of ones; the solution; and that order.
+    Returns the matrix, the solution, and the order of the matrix: local columns, joint
+    features by bandwidth, targets, and the column of ones.
     """
     task, product = state.task, _computed(party)
     roles = product.roles

@@ -118,7 +118,7 @@ class RidgeState:
     classes: Array = field(default_factory=lambda: np.zeros(0))
     """The labels of the classes."""
     muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The local columns set to 0: with the labels they would reveal single rows."""
+    """The local columns set to 0, which with the labels would reveal single rows."""
     constant: bool = False
     """Whether the party's labels violate a rule, so that zeros replace the targets."""
 

@@ -329,7 +329,7 @@ class _Away:
 
 
 def _linear(away: _Away) -> tuple[Array, Array, Array]:
-    """Return slope, offset and tail of ``y = a + b g``, 0 <= b <= 1, per target."""
+    """Return the slope, offset and tail of ``y = a + b g``, 0 <= b <= 1, per target."""
     mean, n = away.mean, away.n
     variance = np.maximum(np.diag(away.squares) / n - mean**2, 1e-300)
     b = np.clip((np.diag(away.with_y) / n - mean**2) / variance, 0.0, 1.0)

@@ -12,9 +12,8 @@ There are three types of columns:
 
 1. *values*: the deviation of each column from its median, in units of 8 standard
    deviations;
-2. *intervals*: 1 if a value is between two quantiles, so intervals also cover the
-   levels of 0/1 columns and of columns with few values; rare levels are merged with a
-   neighbour;
+2. *intervals*: 1 if a value is between two quantiles, so intervals also represent the
+   levels of columns with few values; rare levels are merged with a neighbour;
 3. *waves*: cosine and sine of random angles of the party's columns.
 """
 

@@ -1,10 +1,11 @@
 """Additive shares modulo 2^k, and the dealer's randomness for these shares.
 
-Parties 0 and 1 compute. A matrix X is shared if party j has [X]_j, for j = 0, 1, and X
-= [X]_0 + [X]_1 modulo 2^k; each share alone is uniform. A dealer, who sees nothing of
-what the parties exchange, gives them correlated randomness (D. Beaver, "Commodity-based
-cryptography", STOC 1997). This randomness is mostly a seed, which a party expands block
-by block. A correction provides the values that do not follow from seeds alone.
+Parties 0 and 1 are the computing parties. A matrix X is shared if party j has [X]_j,
+for j = 0, 1, and X = [X]_0 + [X]_1 modulo 2^k; each share alone is uniform. A dealer,
+who sees nothing of what the parties exchange, gives them correlated randomness (D.
+Beaver, "Commodity-based cryptography", STOC 1997). This randomness is mostly a seed,
+which a party expands block by block. A correction provides the values that do not
+follow from seeds alone.
 
 Every stream is bound to its use, a :class:`Deal`: in a different run, step, round, half
 or shape, the same seed gives different elements, so that no mask ever hides two values.
@@ -15,10 +16,10 @@ protect against the dealer, who knows the seed.
 The shares are secure only if nobody colludes: the dealer and either computing party
 together can read the shared values, and so can the two computing parties. The parties
 send nothing to the dealer. But a dealer that sends inconsistent randomness adds an
-error that it knows to the results, and values derived from these results may then
-reveal something about the shared data. A check detects such errors for products and for
-the seeds of their masks (:mod:`vfl_flower.secure_aggregation.products.triples`). There
-is no such check for cosines and the seeds of angles.
+error, known to the dealer, to the results. Values derived from these results can then
+reveal information about the shared data. A check detects such errors for products and
+for the seeds of their masks (:mod:`vfl_flower.secure_aggregation.products.triples`).
+There is no such check for cosines and the seeds of angles.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ d = w - b:
 
 **A dealer that sends a wrong C or c** would change the result. So some columns (rows)
 of A are used only for a check. With V = (V'; I), where V' is random and unknown to the
-dealer, the parties open U = (A_0 - A_1) V, which these columns make uniform, and
-compare C V with (A_0 - A_1)^T U on shares. A column of V' distinguishes a wrong C from
-the right one with probability at least 1/2: for a nonzero d and a uniform v, the
+dealer, the parties open U = (A_0 - A_1) V, which is uniform because of these columns.
+They compare C V with (A_0 - A_1)^T U on shares. A column of V' distinguishes a wrong C
+from the right one with probability at least 1/2: for a nonzero d and a uniform v, the
 probability of d v = 0 modulo 2^k is at most 1/2. So a single random factor, which
 suffices in a field, does not suffice here (R. Cramer, I. Damgard, D. Escudero, P.
 Scholl, C. Xing, "SPDZ2k", CRYPTO 2018, make the ring wider instead).
