@@ -101,9 +101,9 @@ def bounded_columns(
 ) -> Array:
     """Return which columns isolate no single row: bool, shape (d,).
 
-    If a column, or a combination of columns, is nonzero in one row only, a Gram matrix
-    reveals that row of all other columns. The leverage score of that row is then 1; the
-    scores are small if many rows share each direction.
+    If a column, or a combination of columns, is nonzero in only one row, a Gram matrix
+    reveals the values of all other columns in that row. The leverage score of that row
+    is then 1; the scores are small if many rows share each direction.
 
     `columns` yields the d columns, (m,) each; A, (m, d), holds the same columns after
     subtracting their means and multiplying each row by the root of its weight. At least

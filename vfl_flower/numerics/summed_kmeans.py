@@ -229,10 +229,10 @@ def chosen_kmeans(
     """Cluster rows known only by sums, and choose the number of clusters.
 
     Each pass serves the starts of all k from 2 to `most`. For each k the best start is
-    kept, and the result is the kept start with the largest simplified silhouette. For
-    comparing different k in k-means, [5] finds this measure better than the full
-    silhouette. Each k has `n_init` starts and a separate random stream derived from
-    `rng`.
+    kept, and the result is the kept start with the largest simplified silhouette.
+    According to [5], this measure is better than the full silhouette for comparing
+    different k in k-means. Each k has `n_init` starts and a separate random stream
+    derived from `rng`.
     """
     running = {
         k: _passes(k, mean, covariance, stream, n_init, most_passes)

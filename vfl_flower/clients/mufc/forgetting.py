@@ -93,7 +93,7 @@ def forget(
     size whatever is removed.
 
     `leaving` contains the places of the parties that leave the model, and is the same
-    in all requests: the fewer parties stay, the more the sums reveal about each of
+    in all requests. The fewer parties stay, the more the sums reveal about each of
     them. A party that leaves sends empty counts if its file requests to leave. The
     state of such a party can be missing, so the request includes the settings.
     Meanwhile, the other parties keep their requests for a later ``unlearn``.
