@@ -844,7 +844,7 @@ WEIGHTED = {"target": "continuous", "loss": "square", "class_weight": "balanced"
     [
         ({"bandwidth": "auto"}, "bandwidth must be a number above 0 or 'median', got"),
         ({"target": "continuous"}, "loss must be 'square' for target 'continuous'"),
-        (PAPER | {"topology": "star"}, "topology must be 'ring' or 'tree' with angle_"),
+        (PAPER | {"topology": "star"}, "'paper', topology must be 'ring' or 'tree'"),
         (PLAIN | {"bits": 32}, "bits has no effect with masking 'plain'"),
         (PLAIN | PAPER, "angle_masking has no effect with masking 'plain'"),
         (PAPER | {"bits": 32}, "bits has no effect with angle_masking 'paper'"),

@@ -315,7 +315,7 @@ def test_a_part_that_was_changed_by_hand(trained, spoiled, change, rule):
         ({"bits": 64}, "bits must be one of 8, 16, 32 or .auto., got 64"),
         (
             {"angle_masking": "paper"},
-            "topology must be 'ring' or 'tree' with angle_masking",
+            "with angle_masking 'paper', topology must be 'ring' or 'tree'",
         ),
         ({"masking": "plain", "bits": 32}, "bits has no effect with .*, got 32"),
     ],

@@ -94,13 +94,13 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     Parameters
     ----------
     path : path
-        The file. It names the kind of model that it holds; no pickle is read.
+        The file, which states the kind of model that it contains; no pickle is read.
 
     Raises
     ------
     ValueError
-        The file is not a saved model, was written by a later version, or holds a kind
-        of model whose package is not installed.
+        The file is not a saved model, was written by a later version, or contains a
+        model of a kind whose package is not installed.
 
     Examples
     --------

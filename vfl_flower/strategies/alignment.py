@@ -114,8 +114,8 @@ class Alignment(ProtocolStrategy):
         except ValueError as error:
             name = parties[error.args[1]].name
             raise FederationError(
-                f"the list of {name!r} repeats a point, but must have each point once: "
-                "a party did not follow the protocol"
+                f"the list of {name!r} repeats a point, but must contain each point "
+                "only once: a party did not follow the protocol"
             ) from None
         if not len(common):
             raise FederationError(

@@ -128,7 +128,7 @@ MEASURES: dict[str, Metric] = {
         "lower",
     ),
 }
-"""Metrics of a model that a party with labels reports."""
+"""Metrics of a model, reported by a party with labels."""
 
 OF_NEW_ROWS: dict[str, Metric] = {**MEASURES, "rows": PREDICTED_ROWS}
 """Metrics of a prediction or an evaluation on new rows."""

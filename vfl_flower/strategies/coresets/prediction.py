@@ -31,7 +31,7 @@ def keep_parts(
     intercept: float,
     receiver: int,
 ) -> str:
-    """Have all parties store their blocks, or none; return the model's id or ""."""
+    """Store the blocks at all parties, or at none; return the model's id or ""."""
     if not all(info.keeps for info in parties):
         return ""
     parties.ask(
@@ -46,7 +46,7 @@ def keep_parts(
 
 @settings
 class CoresetPrediction(RowPrediction):
-    """Predictions for new rows by a model whose blocks the parties keep.
+    """Predictions for new rows by a model whose blocks the parties store.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -96,7 +96,7 @@ class CoresetPrediction(RowPrediction):
 
     @property
     def terms(self) -> Terms:
-        """Predictions; in an evaluation also moments: many errors reveal as much."""
+        """Predictions; for an evaluation also moments: many errors reveal as much."""
         needs: tuple[Kind, ...] = ("predictions", "moments")
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 
@@ -136,11 +136,11 @@ class CoresetPrediction(RowPrediction):
 
 @settings
 class CoresetEvaluation(CoresetPrediction):
-    """Errors that a model makes on new rows; the parties keep the model's blocks.
+    """Errors that a model makes on new rows; the parties store the model's blocks.
 
     The messages are those of :class:`CoresetPrediction`, but the label holder writes no
-    predictions. It reports their errors to the server, with standard errors, and also
-    the curves if all parties consent.
+    predictions. It reports the errors of the predictions to the server, with standard
+    errors, and also the curves if all parties consent.
 
     A regression reports the mean squared error, the mean absolute error and R^2 on the
     rows with labels; k-means reports ``test_loss``, the mean squared distance to the

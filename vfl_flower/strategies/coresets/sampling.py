@@ -1,4 +1,4 @@
-"""Rows to train on: all, or drawn uniformly or by Algorithm 1 of the coreset paper."""
+"""The rows to train on: all rows, a uniform sample or a coreset (Algorithm 1)."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ class CoresetVRLR(LinearStrategy):
     The solvers ``cg`` and ``saga`` report ``converged`` and ``iterations``; ``cg`` also
     reports ``sigma_min_x``, an estimate of ``sigma_min`` without the labels. ``gram``
     reports ``left_out``, the number of columns that the parties have left out because
-    these columns identify single rows, after the parties have added up rare columns and
-    moved far rows towards the mean. With ``full`` sampling there is no ``sigma_min``.
+    these columns identify single rows. Before that, the parties add up rare columns and
+    move far rows towards the mean. With ``full`` sampling there is no ``sigma_min``.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class CoresetVRLR(LinearStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Also coefficients unless rows are pooled, and the kinds for an evaluation."""
+        """Add coefficients unless rows are pooled, and the kinds for an evaluation."""
         kinds, less = {*super().terms.needs}, ""
         if self.solver == "gram" and self.sampling != "coreset":
             kinds = set()  # no value of a row leaves a party
@@ -161,7 +161,7 @@ class CoresetVRLR(LinearStrategy):
             sentences.append(
                 f"number of columns that the model leaves out: {count}; in each, too "
                 "few rows differ from the most frequent value, one row stands out, or "
-                "a number is above 1e100; the log of the column's party names it"
+                "a number is above 1e100; the log of a column's party names the column"
             )
         if not metrics.get("converged", 1.0):
             sentences.append(
@@ -241,7 +241,7 @@ class CoresetVRLR(LinearStrategy):
     def fewest_rows(self, columns: int) -> int:
         """Return the minimum number of rows to train on.
 
-        With ``gram`` it is the minimum for which a Gram matrix may be opened.
+        With ``gram``, this is the minimum number for which a Gram matrix may be opened.
         """
         columns += 1  # the labels
         per_column = ROWS_PER_COLUMN * columns if self.solver == "gram" else 0
@@ -250,7 +250,7 @@ class CoresetVRLR(LinearStrategy):
     def _solve_gram(
         self, parties: Parties, coreset: sampling.Coreset, penalty: Penalty
     ) -> tuple[list[Array], float, dict[str, Any]]:
-        """Have the label holder solve from a Gram matrix; return model and metrics."""
+        """Have the label holder solve the regression; return the model and metrics."""
         n, holder = self.n_train(parties), parties.label_holder
         owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
@@ -303,7 +303,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
     """k-means on a coreset by distributed importance sampling.
 
     Algorithms 1 and 3 of [1]: each party clusters its own columns, and the score of a
-    row says how much the row may count in any clustering.
+    row measures how much the row can count in any clustering.
 
     ==============  =====================================  ==========================
     round trip      party j sends                          the server learns

@@ -21,7 +21,7 @@ from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.typing import Array
 
 AngleMasking = Literal["circle", "paper"]
-"""How angles are hidden: by masks modulo a full turn, or as in Algorithm 3."""
+"""The way to hide angles: masks modulo a full turn, or Algorithm 3."""
 
 CircleBits = Literal[8, 16, 32]
 """Number of bits of an angle that parties add up under masks."""
@@ -30,7 +30,7 @@ Bits = CircleBits | Literal["auto"]
 """The setting: "auto" means 8 if rows come in batches, and 16 otherwise."""
 
 Topology = Literal["star", "ring", "tree"]
-"""How sums travel: to the server, along a chain of parties, or along a tree."""
+"""The route of sums: to the server, along a chain of parties, or along a tree."""
 
 _SCORE_BOUND = 2.0**16
 """Maximum score of a row that label holders may add up, relative to their largest
@@ -56,7 +56,7 @@ class OverlappedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Angles:
-    """How the label holders receive the angles of rows (Algorithm 3)."""
+    """The way in which the label holders receive the angles of rows (Algorithm 3)."""
 
     parties: Parties
     holders: list[int]
@@ -65,8 +65,8 @@ class Angles:
     """Bits of an angle and of sums on the circle; 64: real turns without masks."""
     topology: Topology = "star"
     phase_parties: tuple[int, ...] = ()
-    """For each label holder the party whose phase remains, if features are shared and a
-    second tree removes the phases, as in the paper. Otherwise empty."""
+    """For each label holder, the party whose phase remains, if features are shared and
+    a second tree removes the phases, as in the paper; otherwise empty."""
     scale: float = 1.0
     """Scale of the labels, if several label holders add up their scores."""
 
@@ -91,7 +91,7 @@ class Angles:
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Request a step from all; raise FederationError if a score is too large."""
+        """Request a step; raise FederationError if a score is too large."""
         replies = self.parties.ask(question, *args, **values)
         if replies.clipped:
             raise FederationError(
@@ -272,8 +272,8 @@ class AngleStrategy(ProtocolStrategy):
             check_unused(self, ["bits"], "angle_masking 'paper'")
             if self.topology == "star":
                 raise ValueError(
-                    "topology must be 'ring' or 'tree' with angle_masking 'paper', "
-                    "because phases travel along two different trees, got 'star'"
+                    "with angle_masking 'paper', topology must be 'ring' or 'tree', "
+                    "got 'star': phases travel along two different trees"
                 )
 
     @property

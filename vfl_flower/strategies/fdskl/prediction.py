@@ -139,8 +139,9 @@ class FDSKLEvaluation(FDSKLPrediction):
 
     The messages are those of :class:`FDSKLPrediction`. The first label holder of
     training needs the labels of at least 20 new rows, and writes no predictions. It
-    reports their error to the server, with the other metrics that training reports for
-    held-out rows. If it consents, it also reports the curves, once per session.
+    reports the error of the predictions to the server, with the other metrics that
+    training reports for held-out rows. If it consents, it also reports the curves, once
+    per session.
 
     Examples
     --------

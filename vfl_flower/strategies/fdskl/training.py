@@ -67,8 +67,8 @@ class FDSKL(KernelLearning):
     From the summed angles the label holder also learns the other parties' columns of
     these rows, up to a linear map that it does not know and that is nearly a rotation.
     With several label holders, each learns f(x) for the rows that it picks. If there
-    are exactly two, each thereby also learns the other label holder's contribution. All
-    parties learn the picked rows and the largest scale.
+    are exactly two label holders, each thereby also learns the other label holder's
+    contribution. All parties learn the picked rows and the largest scale.
 
     Notes
     -----
@@ -136,8 +136,8 @@ class FDSKL(KernelLearning):
         Each iteration uses one row and one feature, and Algorithm 3 adds up angles
         along trees, in one process only. [1] does not state the number of iterations,
         gamma or lambda. Here there are 1000 iterations, and lambda is 1 / n. gamma is
-        0.1, which has about the lowest test errors of the values from 0.016 to 8 on six
-        data sets.
+        0.1, which gives about the lowest test errors among values from 0.016 to 8 on
+        six data sets.
         """
         T = settings.get("iterations", 1000)
         published: dict[str, Any] = {"rows": T, "features": T, "iterations": T}
@@ -168,7 +168,7 @@ class FDSKL(KernelLearning):
         n = len(train)
         if self.regularization == "auto" and _number(self.step, 0.0) > n:
             raise FederationError(
-                f"with regularization 'auto' step must be at most {n}, the number of "
+                f"with regularization 'auto', step must be at most {n}, the number of "
                 f"training rows (Theorem 4), got {self.step}"
             )
         share = n / parties.n_rows
@@ -303,7 +303,8 @@ class FDSKL(KernelLearning):
 class FDSKLDirect(KernelLearning):
     """Kernel learning from the angles of one sample of rows, solved exactly.
 
-    The features and their angles are those of :class:`FDSKL`; the solver is ours.
+    The features and their angles are the same as in :class:`FDSKL`; the solver is not
+    from [1].
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns

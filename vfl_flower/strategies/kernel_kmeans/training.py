@@ -142,8 +142,8 @@ class FKKMeans(setup.KernelClustering):
 
         lambda and gamma follow Section 6.1. Appendix G gives the size of the coreset
         (4000 for Covtype and Smartphone) and T from 10 to 50; T is 20 here. In [1], k,
-        s and D differ by data set, and the number of starts is not stated; all four are
-        the class's defaults here.
+        s and D differ by data set, and the number of starts is not stated; here, all
+        four have the class's default values.
         """
         published: dict[str, Any] = {"eigensolver": "lanczos", "threshold": "paper"}
         published |= {"iterations": 20, "subspace_tol": 0.0, "clustering": "coreset"}

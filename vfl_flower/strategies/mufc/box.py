@@ -32,11 +32,14 @@ would be 1/2, and the clusters would be the levels.
 """
 
 MOST_OF_SPREAD = 0.8
-"""Share of the squares between clusters above which a column dominates the clusters."""
+"""Share of the sum of squares between clusters above which a column dominates."""
 
 
 def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
-    """Return bounds by column name (none if it has no names), or raise ValueError."""
+    """Return bounds by column name; the result is empty if the box names no columns.
+
+    Raises ValueError if the box is invalid.
+    """
     if isinstance(box, Mapping):
         pairs = [(name, box[name]) for name in box]
     elif isinstance(box, str) and "=" in box:
@@ -130,9 +133,9 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
 def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list[str]:
     """Return a warning if one column, or the text columns, dominate the clusters.
 
-    `scaled` are the centres in the cube, shape (K, d), and `sizes` the numbers of rows
-    n_k of the clusters, shape (K,). A column adds sum_k n_k (c_kj - c_j)^2 to the
-    squares between clusters.
+    `scaled`, shape (K, d), contains the centres in the cube, and `sizes`, shape (K,),
+    the number of rows n_k of each cluster. A column adds sum_k n_k (c_kj - c_j)^2 to
+    the sum of squares between clusters.
     """
     widths = [parties.column_widths[column] for column in parties.columns]
     if sum(widths) != scaled.shape[1]:

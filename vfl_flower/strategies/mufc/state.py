@@ -151,7 +151,7 @@ class ServerState(StateFile):
             )
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the audit log, oldest entry first; `changed` says if q changed."""
+        """Return the audit log, oldest entry first; `changed`: whether q changed."""
         log = self._log("time, kind, version, clients AS parties, changed")
         for entry in log:
             entry["parties"] = json.loads(entry["parties"])

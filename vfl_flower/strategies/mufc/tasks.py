@@ -109,9 +109,9 @@ class StateTask(ModelTask, training.MUFCTask):
             change = n_rows - rows if adds else rows - n_rows
             if change < 0:
                 raise FederationError(
-                    f"the parties must have at {'least' if adds else 'most'} {rows} "
-                    f"rows, as in the previous version, got {n_rows}: a message was "
-                    "altered"
+                    f"the number of rows must be at {'least' if adds else 'most'} "
+                    f"{rows}, the number in the previous version, got {n_rows}: a "
+                    "message was altered"
                 )
         centers = agreed.box.restore(centers)
         behind = replies.sums["totals"][1]
@@ -210,9 +210,9 @@ class MUFCUnlearn(ForgettingTask):
 
     The ids are in ``forget.txt`` in each party's ``state-dir``, which nobody else sees;
     :func:`~vfl_flower.request_changes` writes them there. Messages have the same form
-    and size whether a party keeps all its rows, loses some or loses a centroid. The
-    server knows the counts before and after the run, and so their difference: forget at
-    least 20 rows in one run.
+    and size whether a party keeps all its rows, loses some rows or loses a centroid.
+    The server knows the counts before and after the run, and so their difference:
+    forget at least 20 rows in one run.
 
     Raises
     ------
@@ -315,7 +315,7 @@ class MUFCAdd(StateTask):
     :func:`~vfl_flower.request_changes` writes them there. A forgotten row stays
     forgotten under its id. The result has the same distribution as training on the old
     and new rows with the settings of the model: its box, quantisation step and numbers
-    of clusters. To include rows of a party that the model does not have, train again.
+    of clusters. To include the rows of a new party, train again.
 
     Raises
     ------

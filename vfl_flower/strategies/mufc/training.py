@@ -56,8 +56,8 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 StateFolder = Annotated[str | Path | None, InOutputDir("state")]
-"""Folder of the server's states. If it is empty, there is no such folder or, in a run
-config, it is ``output-dir``/state."""
+"""Folder of the server's states. An empty value means no folder or, in a run config,
+the folder ``output-dir``/state."""
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
@@ -233,14 +233,14 @@ class MUFC(MUFCTask):
     ------
     PartyFailed
         A party failed. If it failed in the last round trip, the model is saved, and the
-        message names the model's id.
+        message contains the model's id.
 
     Notes
     -----
     With ``client_training="init"`` centroids are rows, and each bin reveals that it
     contains a row of some party. Anyone with candidate rows can find out which of them
     are centroids, however many rows the bin counts. With the defaults of
-    `client_training` ("full") and `min_rows_per_bin`, a bin holds a mean of several
+    `client_training` ("full") and `min_rows_per_bin`, a bin contains a mean of several
     rows of a party. Nothing is differentially private. See ``docs/mufc.md`` for the
     figures.
 

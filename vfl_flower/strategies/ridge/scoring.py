@@ -33,7 +33,7 @@ class Dealing:
 
     bits: AngleBits
     outputs: int
-    """K, the number of scores of a row."""
+    """K, the number of scores per row."""
     root: bytes
     """The server's secret, if the server is the dealer."""
     turn: dict[str, Any]
