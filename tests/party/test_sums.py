@@ -371,7 +371,7 @@ def test_a_pad_of_another_context_opens_noise(change, clock):
 def test_a_sum_of_another_name_is_refused(other, clock):
     parties = greet()
     sealed = ask(parties, "circle32", 1).sealed["part"]
-    with pytest.raises(PartyFailed, match=f"'{other}' has the seal of another value"):
+    with pytest.raises(PartyFailed, match=f"'{other}' has the seal of a different"):
         parties.ask_one(1, reading, **{other: sealed})
 
 

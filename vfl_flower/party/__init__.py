@@ -1,1 +1,1 @@
-"""A party's end: its data, its consent, and what answers the requests of a server."""
+"""A party's side: its data, its consent and its answers to the server's requests."""

@@ -47,7 +47,7 @@ MOST_BYTES = 2**20  # maximum size of a ``consent.toml``, in bytes
 
 @dataclass(frozen=True)
 class Limit:
-    """How many rows of a kind may leave, or how often it may leave; None: no limit."""
+    """Bounds on the rows that leave as one kind, or on its releases; None: no limit."""
 
     run: Count | None = None  # in one run
     life: Count | None = None  # in all runs, over the life of the data
@@ -88,8 +88,8 @@ class Consent(_Rules):
         Strategies and tasks that the party takes part in, by their names in the run
         config; None: all.
     dealers : list of str or None
-        Who may generate the correlated randomness for products of secret shares: names
-        of parties, or "server". None: the server, in runs of three or more parties.
+        Names of parties, or "server", that may generate the correlated randomness for
+        products of secret shares. None: the server, in runs of three or more parties.
     computes : list of str or None
         Names of the parties that may compute such products together with the label
         holder. None: the first of the other parties.
@@ -171,7 +171,7 @@ class Consent(_Rules):
 
     @property
     def least_parties(self) -> int:
-        """Minimum number of parties in a run; 2 if the party consents to two."""
+        """Minimum number of parties in a run; 2 if `two_parties` is true."""
         return 2 if self.two_parties else self.min_parties
 
     @classmethod
@@ -216,7 +216,7 @@ class Consent(_Rules):
         with refusing("consent: "):
             for key in tables:
                 if "_" in key:
-                    raise ContractError(f"{key!r} must be written with '-'")
+                    raise ContractError(f"{key!r} must be written with '-', not '_'")
             if rules.pop("parties-may-leave", False) is not False:  # an old key
                 raise ContractError(
                     "'parties-may-leave' must be false or left out, since every run "
@@ -302,7 +302,7 @@ def unpack_rows(packed: bytes, n_rows: int) -> Array:
 @shapes_only
 @dataclass(eq=False)
 class Releases:
-    """The rows that have left a party, by kind: in this run, and over its lifetime."""
+    """The rows that have left a party, by kind: in this run, and in all runs."""
 
     consent: Consent
     run: dict[str, Array]
@@ -378,7 +378,7 @@ class Releases:
             if len(ever) > limit.life:
                 raise PartyError(
                     f"this party's consent allows at most {limit.life} rows to leave "
-                    f"as {kind} over the life of its data; this makes it {len(ever)}"
+                    f"as {kind} over the life of its data, got {len(ever)}"
                 )
             self.added[kind] = ever
         self.run[kind] = after

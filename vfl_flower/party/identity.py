@@ -56,7 +56,7 @@ def load_identity(folder: Path) -> Ed25519PrivateKey:
     """Return the party's identity key; create it in its ``state-dir`` if missing.
 
     Raises PartyError if the file is unusable, accessible to other users, or does not
-    hold an Ed25519 key.
+    contain an Ed25519 key.
     """
     check_folder(folder)
     path = folder / FILE
@@ -232,10 +232,10 @@ def check_listed(
 ) -> dict[str, str]:
     """Check the parties of a run; return names and keys trusted for the first time.
 
-    The credentials and this party's `place` come from the server; `known` has the names
-    and keys of a journal. Without a journal, this party trusts nobody on first use.
-    With trust on first use the server can invent a party: only a later change of its
-    key is noticed. Raises PartyError if a party is not the expected party.
+    The credentials and this party's `place` come from the server; `known` contains the
+    names and keys in the journal. Without a journal, this party trusts nobody on first
+    use. With trust on first use the server can invent a party: only a later change of
+    its key is noticed. Raises PartyError if a party is not the expected party.
     """
     pinned = consent.peers or {}
     trusts = consent.trust_on_first_use and known is not None

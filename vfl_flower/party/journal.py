@@ -146,8 +146,8 @@ class Journal:
         session state can be opened only with the key in the next message, and otherwise
         b"".
 
-        Raises PartyError if the run has started too many sessions, since each may
-        request a step that is answered only once, or if the party has discarded the
+        Raises PartyError if the run has started too many sessions, since each session
+        can request a step that is answered only once, or if the party has discarded the
         state of the session.
         """
         if session != self.session and not self._adopt(session):
@@ -282,7 +282,7 @@ class Journal:
         return bytes(self._value("SELECT value FROM secrets WHERE name = 'tags'"))
 
     def _ever(self, kind: str) -> Array:
-        """Return the sorted tags of all rows that have left as a kind."""
+        """Return the sorted tags of all rows that have left as a given kind."""
         tags = self._value("SELECT tags FROM released WHERE kind = ?", kind)
         return np.frombuffer(tags or b"", dtype="<u8")
 

@@ -50,10 +50,10 @@ answered only once."""
 class Memory:
     """A party's state in ``Context.state`` from one message of a run to the next.
 
-    It has the run's private key and the public keys of all parties; the last round,
-    with the digests of its request and its reply; the rows that were shared; and the
-    states of the steps before and after that round. A repeated request is answered from
-    the state before its round, so it gets the same reply. An earlier round, or a
+    It contains the run's private key and the public keys of all parties; the last
+    round, with the digests of its request and its reply; the rows that were shared; and
+    the states of the steps before and after that round. A repeated request is answered
+    from the state before its round, so it gets the same reply. An earlier round, or a
     different request with the same round number, is refused: its mask has been used.
 
     `state` is ``Context.state``, changed in place.

@@ -1,7 +1,7 @@
 """The only reader and writer of a party's local models.
 
 A local model stays in the party's ``state-dir``, where a later prediction run loads it.
-It may hold the party's secret seeds, so only its model id is ever logged.
+It can contain the party's secret seeds, so only its model id is ever logged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelPart:
     model: str  # id of the model and its training run, 8 to 32 lower-case hex digits
     strategy: str  # name of the strategy that trained it
     settings: dict[str, Any] = field(default_factory=dict)
-    """Anything that JSON can hold: seeds, sizes, the encoding of columns."""
+    """Any values that JSON can represent: seeds, sizes, the encoding of columns."""
     arrays: Arrays = field(default_factory=dict)  # which NumPy stores without pickle
 
 
@@ -58,7 +58,8 @@ def save_part(folder: Path, part: ModelPart) -> None:
     """Write a party's local model to ``<model>.npz``, whole or not at all.
 
     Raises PartyError if the id is invalid or the ``state-dir`` is not writable, and
-    TypeError or ValueError if JSON cannot hold the settings or an array needs pickle.
+    TypeError or ValueError if JSON cannot represent the settings or an array needs
+    pickle.
     """
     target = _path(folder, part.model)
     write_private(target, _packed(part), f"local model {part.model}")
@@ -128,8 +129,8 @@ def write_predictions(
 ) -> None:
     """Write predictions, shape (n,), to a CSV file; see :func:`in_csv`.
 
-    Without ids, row numbers from 0 are written. `more` has further values of each row,
-    shape (n,), by name; `where` is as in :func:`write_private`.
+    Without ids, row numbers from 0 are written. `more` contains further values of each
+    row, shape (n,), by name; `where` is as in :func:`write_private`.
     """
     text, columns = io.StringIO(), {"prediction": predictions, **(more or {})}
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)

@@ -52,7 +52,7 @@ class RowSets(Protocol):
 
 
 class Source(Protocol):
-    """Where the rows of a party come from."""
+    """The source of a party's rows."""
 
     def read_ids(self) -> Sequence[str] | None:
         """Return the ids of the rows as text; None if the rows have no ids."""
@@ -84,8 +84,8 @@ class Party:
     ids_digest : str, optional
         Digest of `ids`, if already known; otherwise computed from `ids`.
     state_dir : path, optional
-        Folder, private to the party, that holds its local models; without it they are
-        lost when the run ends.
+        Private folder in which the party stores its local models; without this folder,
+        the models are lost when the run ends.
     consent : Consent, optional
         The values that may leave the party besides sums over three or more parties;
         default: none, or all in a run in one process.
@@ -106,8 +106,8 @@ class Party:
         seed and unchanged if a step is repeated. Values that leave the party may depend
         on them only through a key.
     part : dict
-        The party's local model: if a training step assigns a new one, it is stored, and
-        is available here again when the model predicts.
+        The party's local model: if a training step assigns a new local model, it is
+        stored, and is available here again when the model predicts.
     predictions : Predictions or None
         If a step assigns predictions, they are written to a file in `state_dir`.
     cache : dict
@@ -153,7 +153,7 @@ class Party:
     allow_plain: bool = field(default=False, init=False)
     """Whether the party takes part in protocols that do not protect it."""
     encoding: dict[str, Any] | None = field(default=None, init=False)
-    """How the columns of its file became the columns of `X`; stored with local models.
+    """The conversion of its file's columns to those of `X`; stored with local models.
     """
     cache: dict[str, Any] = field(default_factory=dict, init=False)
     part: dict[str, Any] = field(default_factory=dict, init=False)
@@ -161,13 +161,13 @@ class Party:
     new_order: tuple[RowOrder, bool] | None = field(default=None, init=False)
     """A row order to store in `state_dir`, and whether runs may use it at once."""
     source: Source | None = field(default=None, init=False)
-    """Where its rows come from, unless the caller passed them."""
+    """The source of its rows, unless the caller passed them."""
     shared: dict[str, Array] = field(default_factory=dict, init=False)
     """Rows that :meth:`share` has counted in the run, by kind; bool, shape (n,)."""
     releases: Releases | None = field(default=None, init=False)
     row_sets: RowSets | None = field(default=None, init=False)  # None in one process
     order_key: str | None = field(default=None, init=False)
-    """Text that changes with the row order, if the parties have aligned their rows."""
+    """Text that depends on the row order, if the parties have aligned their rows."""
     row_labels: Any = field(default=None, init=False)  # index of a DataFrame
     _states: dict[str, Any] = field(default_factory=dict, init=False)
     _stored: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
@@ -293,7 +293,7 @@ class Party:
 
     @property
     def order_name(self) -> str | None:
-        """Text that changes with the row ids or their order; None without ids."""
+        """Text that depends on the row ids and their order; None without ids."""
         return self.order_key or self.ids_digest
 
     @property
@@ -344,7 +344,7 @@ class Party:
     ) -> None:
         """Raise PartyError unless a step may add up these rows for others.
 
-        rows: row numbers, shape (m,), possibly repeated; default: all of the session.
+        rows: row numbers, shape (m,), possibly repeated; default: all of the session's.
         weights: weights of these rows, shape (m,); default: 1.
         by_choice: whether the party itself has removed or added rows; the set is then
             recorded, and may differ from an earlier set by only a few rows.
@@ -475,7 +475,7 @@ _NAMES: dict[type, str] = {}
 def stored_as(name: str) -> Callable[[type[S]], type[S]]:
     """Make a class a dataclass whose state :meth:`Party.remember` stores under a name.
 
-    Keep the name if the class moves: a journal may hold a state of an older version.
+    Keep the name if the class moves: a journal may contain a state of an older version.
     Raises ValueError for a name with "/", or for the name of a different class.
     """
     if "/" in name or name in _NAMES.values():

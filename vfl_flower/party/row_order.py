@@ -79,7 +79,7 @@ class RowOrder:
 
     name: str  # the parties' name for the order
     tag: str
-    """Equal at all parties and unique to this order; it reveals nothing about an id."""
+    """A text equal at all parties and unique to this order; it reveals no id."""
     salt: bytes  # of the digests, known only to this party
     ids: Array
     """Digests of the ids, uint8, shape (m, 16), which identify the rows even in a
@@ -97,7 +97,7 @@ class RowOrder:
 
     @property
     def key(self) -> str:
-        """Text that changes with the order itself, unlike the server's name and tag."""
+        """Text that depends on the order itself; the server's name and tag do not."""
         content = hashlib.sha256(self.salt + self.ids.tobytes())
         return f"{self.digest} {content.hexdigest()}"
 

@@ -50,7 +50,8 @@ FEW_SETS = 30  # maximum number of row sets if a twentieth of the rows is less
 
 WEIGHTED = 2
 """In sets with weights, a row with 1 / k of the sum of squares counts as one of 2 k
-rows: a row with a tenth of it counts as one of 20, as in a coreset of a hundred rows.
+rows: a row with a tenth of this sum counts as one of 20, as in a coreset of a hundred
+rows.
 """
 
 MOST_ORDERS = 8  # row orders whose row numbers the journal stores

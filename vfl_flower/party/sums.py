@@ -23,7 +23,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CLIPPED = "the number of clipped values"
-"""Context of the mask that hides this number; no array can have this name."""
+"""Context of the mask that hides the number of clipped values; not an array's name."""
 
 
 @shapes_only
@@ -66,10 +66,10 @@ class PartySums:
         """Open the values sealed for this party, and add them to `values`.
 
         A partial sum to be relayed is added in :meth:`hide` and not shown to the step.
-        `digests` has the digests of the arrays as received, and `inputs` returns the
-        digest of the inputs of an earlier step, if this party ran that step too. Raises
-        PartyError if a value was altered on the way, belongs to a different step, or
-        came in the clear although it must be encrypted, or vice versa.
+        `digests` contains the digests of the arrays as received, and `inputs` returns
+        the digest of the inputs of an earlier step, if this party ran that step too.
+        Raises PartyError if a value was altered on the way, belongs to a different
+        step, or came in the clear although it must be encrypted, or vice versa.
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:
@@ -80,7 +80,7 @@ class PartySums:
                 raise PartyError(f"{name!r} must come encrypted from a party")
         for name, seals in self.frame.sealed.items():
             if not all(seal.is_of(name) for seal in seals):
-                raise PartyError(f"the value {name!r} has the seal of another value")
+                raise PartyError(f"{name!r} has the seal of a different value")
             parts = [_part(values, f"{name}.{place}") for place in range(len(seals))]
             wanted, leaves = self.frame.sums.get(name), leaves_of(request, name)
             if wanted is not None and wanted.relay is not None:
