@@ -268,7 +268,7 @@ def test_a_column_with_one_rarer_value_is_no_heavy_tail(write):
 def test_a_quote_that_takes_lines_is_refused_with_its_line(write):
     lines = [f"{i},{'xyz'[i % 3]},{i % 7}" for i in range(30)]
     lines[3], lines[20] = '3,"5 in,1', '20,n",2'
-    words = "line 5 of the data file of party 'n' has a quote that makes the lines"
+    words = "line 5 of the data file of party 'n' has a quote that turns the next"
     path = write("\n".join(["a,t,b", *lines]), "n.csv")
     assert words in refusal(path)
     assert words in refusal(path, columns=("a",))

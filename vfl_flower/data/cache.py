@@ -63,8 +63,8 @@ class Converted:
 class StoredIds(Sequence[str]):
     """The ids of the rows, memory-mapped from a file of bytes and a file of offsets.
 
-    `data` has the ids in UTF-8; `at`, shape (n + 1,), has the start of each id and the
-    end of the last.
+    `data` contains the ids in UTF-8; `at`, shape (n + 1,), contains the start of each
+    id and the end of the last id.
     """
 
     def __init__(self, data: Array, at: Array) -> None:

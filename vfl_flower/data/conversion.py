@@ -161,7 +161,7 @@ class Plan:
 class Survey:
     """A summary of a party file, computed from all rows without storing them.
 
-    table, plan: the table, and which columns are features, ids and labels.
+    table, plan: the table, and the columns of features, ids and labels.
     columns: statistics of the features and the labels.
     labels, ids: the labels and ids of the file, if any; new rows may have no labels.
     encoding: the encoding of the features as numbers.
@@ -169,7 +169,7 @@ class Survey:
     rows, empty: number of rows, and of rows without a value in any feature.
     id_forms: the forms of the ids, for a check.
 
-    If `rows_used` has row numbers of the file, only these rows are read. Raises
+    If `rows_used` contains row numbers of the file, only these rows are read. Raises
     PartyError at once if the file cannot be read, or has no header or no rows.
     """
 
@@ -409,7 +409,7 @@ def choose(
         for name in wanted:
             if name not in names and name not in elsewhere:
                 raise PartyError(
-                    f"columns of {who} must be columns of its data other than ids and "
+                    f"columns of {who} must be columns of its data, without ids and "
                     f"labels, got {name!r}"
                 )
         if len(set(wanted)) != len(wanted):

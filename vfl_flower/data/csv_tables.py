@@ -159,7 +159,7 @@ def layout_of(path: Path, source: PartySource) -> Layout:
 
 
 def _sniff(lines: Sequence[str]) -> str:
-    """Return the delimiter by which most rows have as many fields as the first, > 1."""
+    """Return the delimiter that gives most rows as many fields (> 1) as the first."""
 
     def score(delimiter: str) -> tuple[float, int]:
         with contextlib.suppress(csv.Error):
@@ -327,12 +327,12 @@ class _Rows:
         if surplus and (line := self._swallowing()):
             yield (
                 f"line {line} of the data file of {self.source.who} has a quote that "
-                "makes the lines after it part of its text: double each quote within a "
-                "text"
+                "turns the next lines into part of its text: double each quote within "
+                "a text"
             )
 
     def _swallowing(self) -> int:
-        """Return the line number of the first record whose text has records, or 0."""
+        """Return the line number of the first record with records in its text, or 0."""
         held: list[str] = []
 
         def lines(file: IO[bytes]) -> Iterator[str]:

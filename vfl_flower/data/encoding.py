@@ -1,7 +1,7 @@
 """The columns of a party as numbers: features, labels and ids, and their encoding.
 
 An *encoding* records how each source column was converted, so that new rows are encoded
-like the rows on which a model was trained. It is a dict that JSON can hold::
+like the rows on which a model was trained. It is a dict that JSON can represent::
 
     {"format": 1, "columns": [{"name": "carrier", "levels": ["AA", "UA"],
                                "fill": [0.25, 0.75], "mean": [], "scale": []}, ...]}
@@ -11,9 +11,10 @@ have one number for each column that the source column became, in the unit of th
 column. They are empty if nothing was filled or scaled; a scale of 0 makes the column 0
 in each row. With ``"other": true`` the last level stands for all texts that are not
 levels; with ``"kind": "date"`` the numbers are days. Texts are compared in their normal
-form (NFKC, without blanks at their ends). ``"later"`` is the number of values that were
-missing in training, which stay NaN until the parties know the mean over all parties.
-``classes``, beside ``columns``, has the texts of the labels that became 0, 1 and so on.
+form (NFKC, without blanks at their ends). ``"later"`` is the number of values missing
+in training; they stay NaN until the parties know the mean over all parties.
+``classes``, beside ``columns``, contains the texts of the labels that became 0, 1 and
+so on.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def fit(
 def _unfilled(
     columns: Mapping[str, Column], entries: Sequence[dict[str, Any]], text: str
 ) -> list[Finding]:
-    """Return a fault that names the columns with gaps that nothing fills."""
+    """Return a fault that names the columns with gaps that no option fills."""
     gaps = [
         f"{columns[entry['name']].numbers.gaps} in column {entry['name']!r}"
         for entry in entries
@@ -157,7 +158,7 @@ def _check_levels(
     if column.overflow:
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
     elif missing := source.markers & set(fixed):
-        text = f"the levels of {what} must not be texts for a missing value, but "
+        text = f"the levels of {what} must not mark missing values, but "
         text, examples = (f"{text}{len(missing)} are: set missing", sorted(missing))
     elif unknown and OTHER not in fixed:
         rows = sum(column.levels[level] for level in unknown)
@@ -184,8 +185,9 @@ def nearly_numbers(
 ) -> list[Finding]:
     """Return a fault if a text column holds numbers rather than levels.
 
-    A column does if four rows in five hold numbers, and at least `FEWEST_NUMBERS` of
-    these differ (at least `fewest`, if no number has a unit or other text beside it).
+    This is the case if four rows in five contain numbers, and at least `FEWEST_NUMBERS`
+    of these differ (at least `fewest`, if no number has a unit or other text beside
+    it).
     """
     if column.kind != "text":
         return []

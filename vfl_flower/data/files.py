@@ -112,12 +112,12 @@ class PartyFile:
 
     @property
     def who(self) -> str:
-        """How an error names the party."""
+        """The name of the party in errors."""
         return self.source.who
 
     @property
     def what(self) -> str:
-        """How an error names the file."""
+        """The description of the file in errors."""
         return f"the data file of {self.who}"
 
     def stamp(self) -> tuple[int, int]:

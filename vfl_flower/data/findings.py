@@ -44,7 +44,7 @@ class Checked:
     findings: list[Finding]
     """Errors first, then warnings, then notes."""
     source: PartySource = field(compare=False)
-    """How the file was read; not compared, since different sources may agree."""
+    """The source and its options; not compared, since different sources may agree."""
 
     @property
     def sound(self) -> bool:

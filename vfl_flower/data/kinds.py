@@ -181,7 +181,7 @@ def are_codes(texts: Mapping[str, int]) -> bool:
 
 
 def number_texts(texts: Mapping[str, int]) -> tuple[list[str], bool]:
-    """Return the texts of a column that are numbers, and whether all are plain.
+    """Return the numbers among a column's texts, and whether all are in plain notation.
 
     Numbers with a unit, a currency sign or a percent sign, in parentheses, in another
     base or as a fraction are not plain. The result is empty if a number has a leading

@@ -35,7 +35,7 @@ class ArrowRows(Rows):
     columns: the columns to use: real numbers or truth values, none of them missing.
     counts: number of rows in each piece; by default a pass counts them.
 
-    Raises ValueError without columns and, once a column is read (such as by a new
+    Raises ValueError if `columns` is empty and, once a column is read (such as by a new
     `Party`), if the column does not exist, has an unsupported type or lacks a value.
     Raises PartyError if a piece has fewer rows than before.
 
@@ -102,7 +102,7 @@ class ArrowRows(Rows):
             self._start, self._stop = self._stop, self._stop + self._batch.num_rows
 
     def _read(self, places: Array) -> Array:
-        """Return rows of the batch, by their positions in ascending order."""
+        """Return the rows at the given positions of the batch, which ascend."""
         low = int(places[0])
         batch = self._batch.slice(low, int(places[-1]) + 1 - low)
         X = np.empty((len(places), self.shape[1]))

@@ -30,7 +30,7 @@ MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
 
 @dataclass(frozen=True, kw_only=True)
 class PartySource:
-    """Where the data of one party come from, and how they are read.
+    """The source of one party's data, and the options for reading them.
 
     On a SuperNode the fields are keys of ``--node-config``, with dashes; in a
     simulation, the run config gives all nodes the same fields.
@@ -45,7 +45,7 @@ class PartySource:
     index: int | None = None
     """``partition-id``: the party's place in the order of the run."""
     count: int | None = None
-    """``num-partitions``: how many parties share a bundled data set or a folder."""
+    """``num-partitions``: number of parties that share a bundled set or a folder."""
     name: str | None = None
     """``party-name``; default: the name of the file without its ending."""
     id_column: str | None = None
@@ -99,5 +99,5 @@ class PartySource:
 
     @property
     def filled_later(self) -> bool:
-        """Whether missing values stay until the parties know the mean over them all."""
+        """Whether missing values stay until the mean over all parties is known."""
         return self.rows and self.impute == "mean"

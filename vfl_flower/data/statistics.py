@@ -266,7 +266,7 @@ def survey(
 ) -> dict[str, Column]:
     """Return the statistics of the columns `names`, from passes over the rows.
 
-    `only` has the kinds that a text column may have; a column not in it may have any
+    `only` maps a text column to the kinds that it may have; other columns may have any
     kind. `look` is called with each batch of the first pass, which also has the columns
     `extra`. `fingerprint`: whether to identify equal columns.
     """

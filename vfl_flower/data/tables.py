@@ -197,7 +197,7 @@ def npz_table(path: Path, source: PartySource) -> Table:
         if key not in file:
             continue
         if name in arrays:
-            raise PartyError(f"{what} has an array {key} and a column {name!r} of X")
+            raise PartyError(f"{what} has an array {key}, and a column {name!r} in X")
         arrays[name] = file[key]
         if arrays[name].shape != (len(X),):
             raise PartyError(
