@@ -1,1 +1,1 @@
-"""Code for both ends of the wire that all algorithms share."""
+"""Code that all algorithms share, for the server and the parties."""

@@ -3,8 +3,8 @@
 If a server could send different requests to the parties in one step, it could know in
 advance the addends of all parties but one, and so read the remaining addend from the
 "sum". Therefore each party derives its masks from a digest of the step's inputs, the
-seed, the model and the keys of all parties. The bytes that it seals are bound to this
-digest.
+seed, the model and the keys of all parties. The bytes that the party seals are bound to
+this digest.
 
 For inputs that differ between parties (``OWN``), the server sends all parties a list of
 digests, from which the masks are derived too; each party checks its own digest. A
@@ -33,8 +33,8 @@ def has_own(fields: Fields) -> bool:
 def own_digest(fields: Fields, values: Mapping[str, Any], salt: bytes) -> bytes:
     """Return the 32-byte digest of the inputs that only one party gets.
 
-    `values` has the inputs by flat names. The server and this party know the random
-    `salt`.
+    `values` contains the inputs by flat names. The server and this party know the
+    random `salt`.
     """
     sha = hashlib.sha256(salt)
     for name, field, value in _declared(fields, values):
@@ -79,8 +79,8 @@ def _declared(
 ) -> Iterator[tuple[str, Field, Any]]:
     """Yield the values that the server itself sends, in the order of their names.
 
-    All values of a structure have the structure's field. Sealed values are left out,
-    since a message holds only their parts, ``name.0``, ``name.1``, ..
+    All values of a structure share the structure's field. Sealed values are left out,
+    since a message contains only their parts, ``name.0``, ``name.1``, ..
     """
     for name in sorted(values):
         field = declared_as(fields, name.partition(".")[0])

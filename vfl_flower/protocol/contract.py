@@ -1,4 +1,4 @@
-"""What a message may hold: the types of a step's parameters and of its reply.
+"""The permitted content of messages: the types of a step's parameters and its reply.
 
 A step declares these types once, as the annotations of its function. The same
 declaration checks each request at the party and each reply at the server, and states
@@ -9,9 +9,9 @@ how values are sent. These annotations have a meaning in a message:
 ``str``, ``bytes``               text; ``Literal["a", "b"]`` one of these values
 ``list[str]``, ``list[int]``     a list of texts or of whole numbers
 ``Annotated[int, Ge(1)]``        bounds from ``annotated_types``; also ``PositiveInt``
-``Annotated[Array, Reals(..)]``  an array of finite real numbers, of a shape
-``Annotated[Array, Whole(..)]``  an array of whole numbers in a range, of a shape; also
-                                 with ``MinLen(1)``: of length 1 or more
+``Annotated[Array, Reals(..)]``  an array of finite real numbers, of a given shape
+``Annotated[Array, Whole(..)]``  an array of whole numbers, of a given range and shape;
+                                 also with ``MinLen(1)``: of length 1 or more
 ``dict[int, Array]``             arrays ``name_0``, ``name_1``, ..; annotated like one
 a frozen dataclass               its fields, as ``name.field``; each field of a request
                                  may be encrypted, or a sum that one party opens
@@ -99,7 +99,7 @@ Length = MinLen | MaxLen | Many
 
 @dataclass(frozen=True)
 class Leaves:
-    """How a value of a reply leaves the party; without this mark, in the clear.
+    """The way in which a value of a reply leaves the party; default: in the clear.
 
     A parameter with this mark must come encrypted from a party.
     """
@@ -137,7 +137,7 @@ ENCRYPTED = (SECRET, NEXT, PRIVATE)
 
 @dataclass(frozen=True)
 class Sending:
-    """How the server sends an input to the parties; by default, all get the same."""
+    """The way to send an input to the parties; by default, all get the same value."""
 
     how: Literal["own", "route"]
 
@@ -169,7 +169,7 @@ Fields = Mapping[str, Field]
 
 
 def parse(annotation: Any) -> Field:
-    """Return the field that an annotation declares; raise TypeError if none."""
+    """Return the field that an annotation declares, or raise TypeError."""
     metadata: list[Any] = []
     required = True
     bare = annotation
@@ -358,7 +358,7 @@ def restore(
 
 
 def _checked(name: str, declared: Field, value: object) -> Any:
-    """Return a value, not an array, as its declared type, such as an int as a float."""
+    """Convert a value, not an array, to its declared type, such as int to float."""
     try:
         return adapter(declared.annotation).validate_python(value)
     except ValidationError:
@@ -455,7 +455,7 @@ def declared_as(fields: Fields, name: str) -> Field | None:
 
 
 def leaves_of(fields: Fields, name: str) -> Leaves | None:
-    """Return how the value of a flat name leaves the party; None: in the clear."""
+    """Return the way in which a named value leaves the party; None: in the clear."""
     declared = declared_as(fields, name)
     return None if declared is None else declared.leaves
 
@@ -474,7 +474,7 @@ class Contract:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Contract:
-        """Return the contract that annotations declare; raise TypeError without one."""
+        """Return the contract that annotations declare, or raise TypeError."""
         hints = get_type_hints(function, include_extras=True)
         _, *parameters = inspect.signature(function).parameters.values()
         request = {}

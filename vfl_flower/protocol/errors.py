@@ -30,7 +30,7 @@ def refusing(what: str = "") -> Iterator[None]:
 
 @contextmanager
 def refusing_files(what: str, path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` about a file into a refusal; only the log names the path."""
+    """Turn an ``OSError`` about a file into a refusal; only the log shows the path."""
     try:
         yield
     except OSError as error:
@@ -60,7 +60,7 @@ class PartyFailed(FederationError):
     Attributes
     ----------
     party, action, reason : str
-        Which party, in which step, and why.
+        The party, the step and the reason.
     nodes : dict of int to str
         Names of the nodes that failed, by Flower's node ids.
 
@@ -83,5 +83,5 @@ class PartyFailed(FederationError):
         self.nodes = dict(nodes or {})
 
     def __reduce__(self) -> tuple[type[PartyFailed], tuple[Any, ...]]:
-        """Pickle the error, so that it reaches other processes, as in a pool."""
+        """Pickle the error, so that it can reach other processes, such as a pool's."""
         return type(self), (self.party, self.action, self.reason, self.nodes)

@@ -91,7 +91,7 @@ class Frame(RunFrame):
     sums: dict[str, SumRequest] = field(default_factory=dict)
     """The sums that the server requests, by the names of the values in the reply."""
     sealed: dict[str, list[Seal]] = field(default_factory=dict)
-    """Seals by which to open values of the request, by name; at least one each."""
+    """Seals that open values of the request, by name; at least one for each value."""
 
     def pack(self) -> dict[str, Any]:
         """Return the frame as settings of a message."""

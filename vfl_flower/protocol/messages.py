@@ -144,7 +144,7 @@ def _digest(frame: Mapping[str, Any], values: bytes) -> bytes:
 
 
 def _records(content: RecordDict) -> Mapping[str, Any]:
-    """Return the records without a copy: Flower's views by kind copy all of them."""
+    """Return the records without a copy: Flower's views by kind copy all records."""
     return content
 
 

@@ -50,7 +50,7 @@ def is_broken(text: str) -> bool:
 
 
 def size_fault(largest: Any) -> str:
-    """Return the reason why largest absolute values of columns are invalid, or ""."""
+    """Return the reason why columns' largest absolute values are invalid, or ""."""
     largest = np.atleast_1d(np.asarray(largest, dtype=np.float64))
     if (largest > MOST_SIZE).any():
         return f"must have no value above {MOST_SIZE:g}: its square is too large"

@@ -15,7 +15,7 @@ SealKind = Literal["pad", "relay", "secret"]
 
 @dataclass(frozen=True)
 class Seal:
-    """How one hidden value was made, so that its recipient can open it."""
+    """The facts about a hidden value with which its recipient can open it."""
 
     kind: SealKind
     """``"pad"``: a sum at the server, which still carries the recipient's own pad.
@@ -52,7 +52,7 @@ class Seal:
         return seal
 
     def is_of(self, name: str) -> bool:
-        """Return whether the seal is for a name, as `angles` is for `x.angles_2`."""
+        """Return whether the seal matches a name, as `angles` matches `x.angles_2`."""
         return stem(self.name) == stem(name.rpartition(".")[2])
 
 

@@ -2,8 +2,8 @@
 
 A step is a plain function of a party. Its annotations are its contract
 (:mod:`vfl_flower.protocol.contract`). Its action consists of the name of an algorithm,
-which its module declares, and the name of the function. A strategy requests the step by
-the function:
+which its module declares, and the name of the function. A strategy uses the function to
+request the step. For example:
 
 >>> from typing import Annotated, TypedDict
 >>> from vfl_flower.party.party import Party
@@ -159,7 +159,7 @@ class Reveals:
     only if the parameter is given, true or above 0; after "not ", only if it is not.
     "": the step always reveals the kind."""
     times: str = ""
-    """A parameter of the step that says how often the kind leaves. "": once."""
+    """A parameter of the step that states how often the kind leaves. "": once."""
     optional: bool = False
     """Whether the step, once the limit is reached, continues without this kind, as if
     the parameter `when` were false."""
@@ -196,7 +196,7 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
         as numbers, a seed or a share; the step calls
         :meth:`~vfl_flower.party.party.Party.sum_over`. ``"earlier"``: rows that an
         earlier step of the session has checked in this way. ``"party"``: groups that
-        the party forms by a rule of the step. ``"none"``: it adds up no rows.
+        the party forms by a rule of the step. ``"none"``: the step adds up no rows.
     why: the reason why single rows stay hidden without the guard.
     """
 
@@ -208,7 +208,7 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
 
 
 def once(function: F) -> F:
-    """Declare that a party answers a step at most once per session; below ``@step``."""
+    """Declare that a party answers a step once per session; use below ``@step``."""
     vars(function)["once"] = True
     return function
 
