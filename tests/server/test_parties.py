@@ -677,7 +677,7 @@ def test_a_malformed_secret_names_its_party(edit, clock):
 
 
 def test_a_secret_of_two_parties_is_refused(clock):
-    with pytest.raises(PartyFailed, match="'key', which 'party-0' has sent") as caught:
+    with pytest.raises(PartyFailed, match="'key', which 'party-0' also sent") as caught:
         greet(some()).ask(tell, senders=2)
     assert caught.value.party == "party-1"
 

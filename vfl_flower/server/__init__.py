@@ -1,1 +1,1 @@
-"""The server's end: the parties of a run, the exchange of messages, strategies."""
+"""The server's side: the parties of a run, the exchange of messages, and strategies."""

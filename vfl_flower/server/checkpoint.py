@@ -97,7 +97,7 @@ class Checkpoint:
 
     @functools.cached_property
     def seed(self) -> int:
-        """Seed of a run without a given one: its strategies hold out the same rows."""
+        """Seed for runs without a given seed: all strategies hold out the same rows."""
         return self.number()
 
     @property

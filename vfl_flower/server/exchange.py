@@ -1,4 +1,4 @@
-"""One round trip over Flower's grid: push, poll, retry, count, or say who failed."""
+"""One round trip over Flower's grid: push, poll, retry, count, and report failures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
 
 
 def _reason(error: Error) -> str:
-    """Return why a node failed, as one line, since a party may send any text."""
+    """Return the reason for a node's failure as one line: a party can send any text."""
     reason = printable(" ".join((error.reason or "").split())[:MOST_OF_REASON])
     return reason or f"Flower's error code {error.code}"
 
@@ -82,9 +82,9 @@ class Exchange:
 
     Flower's own ``send_and_receive`` looks for replies every 3 s. If Flower reports
     that a message, its reply or its node was lost, or if the message arrived damaged,
-    it is sent again: a step that is requested twice returns the same reply. A missing
-    reply is no reason to ask again, since the party may be busy, and a second process
-    for the same step would delay the next step.
+    the message is sent again: a step that is requested twice returns the same reply. A
+    missing reply is no reason to ask again, since the party may be busy, and a second
+    process for the same step would delay the next step.
 
     If a SuperNode is killed after it has announced a reply, Flower's grid waits three
     minutes for the rest of it. Therefore a thread fetches each reply, and a delayed
@@ -115,9 +115,9 @@ class Exchange:
     ) -> list[Opened]:
         """Send each node one message; return exactly one reply from each, in order.
 
-        If given, `checkpoint` replaces the usual one. Raises PartyFailed if a node
-        refused, failed too often, was silent or disconnected, and FederationError if
-        the checkpoint holds a different round trip at this place.
+        If given, `checkpoint` replaces the usual checkpoint. Raises PartyFailed if a
+        node refused, failed too often, was silent or disconnected, and FederationError
+        if the checkpoint holds a different round trip at this place.
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))

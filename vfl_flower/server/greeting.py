@@ -1,4 +1,4 @@
-"""The first round trip of a run at the server: who takes part, and in which order."""
+"""The first round trip of a run at the server: the parties and their order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ALIGN = (
 
 
 class Greeter:
-    """Greets the parties; holds their `replies` and `names` by node, in party order."""
+    """Greets the parties; has their `replies` and `names` by node, in party order."""
 
     def __init__(
         self, exchange: Exchange, session: int, partition: str, terms: Terms
@@ -48,7 +48,7 @@ class Greeter:
     def greet(self, n_parties: int, source: str = "") -> None:
         """Greet `n_parties` nodes; 0: all connected nodes.
 
-        `source` says where the number comes from. Raises FederationError if the parties
+        `source` states the origin of the number. Raises FederationError if the parties
         cannot be put in order, refuse the run or use a different version, and
         PartyFailed if a party fails or sends a malformed reply.
         """
@@ -122,7 +122,7 @@ class Greeter:
         return where
 
     def infos(self) -> list[PartyInfo]:
-        """Return what the server knows about the parties, in party order."""
+        """Return the server's information about the parties, in party order."""
         return [
             from_reply(PartyInfo, reply | {"node_id": node, "name": self.names[node]})
             for node, reply in self.replies.items()
@@ -267,7 +267,7 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
 
 
 def _named(failure: PartyFailed) -> PartyFailed:
-    """Return a failure in ``hello`` under the party's name, if its reason has one."""
+    """Return a failure in ``hello`` under the party's name, if the reason has it."""
     match = re.search(r"\bparty '([^']+)'", failure.reason)
     if match is None or not is_name(match[1]):
         away = failure.reason.startswith(("not connected", "no reply"))

@@ -13,7 +13,7 @@ class Metric(NamedTuple):
     """Explanation in a sentence or two, for readers who do not know the method."""
     better: Literal["higher", "lower", ""] = ""  # which values are better
     kind: Literal["number", "share", "count"] = "number"
-    """How the value is shown: a share of 0.25 as 25 %, for example."""
+    """The format in which the value is shown: for example, a share of 0.25 as 25 %."""
 
 
 CONVERGED = Metric(

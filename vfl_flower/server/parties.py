@@ -55,10 +55,10 @@ class Parties(Sequence[PartyInfo]):
     are given, no other step may be requested.
 
     `session` is the random 63-bit number of this session, and the id of the model that
-    it trains. If the parties hold different rows, `columns` has the digests of their
-    column names in the common order (empty without names), `column_kinds` and
-    `column_widths` say what each column of a file holds and how many columns of X it
-    becomes, and `gaps` says whether a party has missing values.
+    it trains. If the parties hold different rows, `columns` contains the digests of
+    their column names in the common order (empty without names), `column_kinds` the
+    kind of each column of a file, and `column_widths` the number of columns of X that
+    it becomes; `gaps` states whether a party has missing values.
 
     Raises FederationError for fewer than two parties or for incompatible parties,
     and PartyFailed if a party cannot load its data or does not answer in time.
@@ -118,7 +118,7 @@ class Parties(Sequence[PartyInfo]):
     def _agree_on_columns(
         self, names: Sequence[str], replies: Sequence[Declared]
     ) -> str:
-        """Store the columns of parties with different rows; say how columns match."""
+        """Store the columns of parties with different rows; describe their matching."""
         self._columns = agree(names, replies, self.columns)
         self.gaps = any(reply["gaps"] for reply in replies)
         named = next((reply for reply in replies if reply["columns"]), replies[0])
@@ -381,7 +381,7 @@ class Parties(Sequence[PartyInfo]):
                 private = leaves == contract.PRIVATE
                 if leaves == contract.SECRET and parts and name in secrets:
                     first = self[secrets[name].index(None)].name
-                    reason = f"it sends the secret {name!r}, which {first!r} has sent"
+                    reason = f"it sends the secret {name!r}, which {first!r} also sent"
                     raise self.failure(sender, step, reason)
                 empty: list[Any] = [{} if private else None for _ in self]
                 for to, part in parts.items():

@@ -1,4 +1,4 @@
-"""What the server knows about the parties, and their replies."""
+"""The server's information about the parties, and their replies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vfl_flower.typing import Array, Arrays
 
 @dataclass(frozen=True)
 class PartyInfo:
-    """What a party states about itself in ``hello``."""
+    """Information that a party sends about itself in ``hello``."""
 
     node_id: int  # Flower's number
     name: str  # ``party-name``, or ``party-<index>``
@@ -40,7 +40,7 @@ class Replies(Sequence[R]):
 
     values: list[R]  # what each party sent in the clear, as its step declares it
     failure: Callable[[int, str], PartyFailed] = field(repr=False)
-    """Returns the error that says what is wrong with a party's reply."""
+    """Returns the error that describes the fault in a party's reply."""
     sums: Arrays = field(default_factory=dict)  # of the values sent under masks
     sealed: dict[str, Sealed] = field(default_factory=dict)
     """Sums over the parties that only one party can open."""
@@ -90,8 +90,8 @@ def checked(
 ) -> Reply[R]:
     """Check the reply of one of `count` parties, and return it.
 
-    `sums` are the sums that the server requested. Raises ContractError if the reply is
-    not as its step declares it.
+    `sums` are the sums that the server requested. Raises ContractError if the reply
+    does not match its step's declaration.
     """
     fields, reply = step.contract.reply, arrived.values
     hidden = {name: reply.pop(name, None) for name in sums}

@@ -153,7 +153,7 @@ class Watch(Protocol):
 
 @settings
 class ProtocolStrategy(Strategy):
-    """Base class of the package's strategies, for use wherever Flower takes a strategy.
+    """Base class of the package's strategies, for use wherever Flower accepts one.
 
     A subclass declares its settings (:mod:`vfl_flower.protocol.settings`) and
     implements :meth:`protocol`. The local variables of this method are the state, and
@@ -186,8 +186,8 @@ class ProtocolStrategy(Strategy):
     task: ClassVar[str] = "train"  # name of its task in the run config
     model_class: ClassVar[type[Model]]  # class of the model that it trains or uses
     partition = "vertical"
-    """What differs between parties: the columns ("vertical") or the rows ("horizontal")
-    that each holds, or anything ("either")."""
+    """How data are split over parties: by columns ("vertical"), by rows ("horizontal"),
+    or in either way ("either")."""
     encodes: ClassVar[bool] = True
     """Whether a party may use all of its rows to encode its columns: to list the levels
     of a text column, or to replace a missing value with the mean."""
@@ -371,7 +371,7 @@ class ProtocolStrategy(Strategy):
 
     @property
     def terms(self) -> Terms:
-        """What a run with these settings requests from the parties, besides sums."""
+        """The values that a run with these settings requests, besides sums."""
         return Terms()
 
     @property
@@ -386,7 +386,7 @@ class ProtocolStrategy(Strategy):
 
     @property
     def enough_rows(self) -> int | None:
-        """Number of rows above which a plan's costs stay the same; None without one."""
+        """Number of rows above which a plan's costs stay the same, or None."""
         return None
 
     def trade(self, n_rows: int) -> str:
@@ -394,7 +394,7 @@ class ProtocolStrategy(Strategy):
         return ""
 
     def scaled(self, share: float) -> Self:
-        """Return a strategy with the same number of messages for part of the rows."""
+        """Return a strategy that needs the same number of messages for fewer rows."""
         return self
 
     def random_rows(
