@@ -402,6 +402,6 @@ def test_a_plan_says_which_line_of_a_consent_a_run_can_do_without():
         str(RunPlan(strategy(test_fraction=share), (Shape(N, 2),) * 3, []))
         for share in (0.4, 0.0)
     ]
-    wanted = "If it also permits `curves` (means of labels and predictions"
+    wanted = "If a consent also permits `curves` (means of labels and predictions"
     assert [wanted in text for text in said] == [True, False]
     assert all("must permit these kinds: `moments`" in text for text in said)

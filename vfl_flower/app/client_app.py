@@ -1,4 +1,4 @@
-"""The party side on Flower: the ready-made ClientApp, and how it finds its data."""
+"""The party's side on Flower: the ready-made ClientApp, and its access to data."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def load(source: PartySource, run_config: Mapping[str, Any]) -> Party:
 
 
 def _stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
-    """Check the ``state-dir``; for predictions, return how to encode the new rows."""
+    """Check the ``state-dir``; for predictions, return the encoding of the new rows."""
     if source.state_dir is not None:
         check_folder(source.state_dir)
     if not has_encoding(run_config):
         return None
     if source.state_dir is None:
-        raise PartyError("state-dir must be set: it has the local model (--state-dir)")
+        raise PartyError("state-dir (--state-dir) must be set: it has the local model")
     part = load_part(source.state_dir, str(run_config.get("model-id", "")))
     return part.settings["encoding"]
 

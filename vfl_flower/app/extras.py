@@ -1,4 +1,4 @@
-"""Packages that only an installation with extras has."""
+"""Packages that are installed only with extras."""
 
 from importlib.util import find_spec
 
@@ -9,7 +9,7 @@ _REASONS = {
 
 
 def reason_missing(package: str) -> str:
-    """Return why and how to install a package of an extra; "" if it is installed."""
+    """Return a reason and command to install a package; "" if it is installed."""
     return _REASONS[package] if find_spec(package) is None else ""
 
 

@@ -60,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
 def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
     """Run as the run config says, with parties of any kind; see :func:`main`.
 
-    `more` holds further words of the command that started the run. Raises
+    `more` contains further words of the command that started the run. Raises
     FederationError, ValueError or OSError, which :func:`main` turns into a sentence.
     """
     config = check_run_config(context.run_config)

@@ -203,14 +203,14 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--data", "diabetes", "--set", "siz=3"], "mean 'coreset-vrlr.size'?"),
         (["--data", "diabetes", "--parties", 1], "needs at least 2 parties, got 1"),
         (["--parties", 2, "--set", "n-parties=3"], "2, the number of parties, got 3"),
-        (["--set", "task=predict"], "task must be given by --task, got 'predict'"),
+        (["--set", "task=predict"], "task must be set by --task alone, got 'predict'"),
         (["--set", "strategy=fdskl"], "by the argument STRATEGY, got 'fdskl'"),
         (["--set", "coreset-vrlr.loss=3"], "no key 'coreset-vrlr.loss'\n"),
         (["--set", "scores=3"], "no key 'scores'\n"),
         (["--set", "coreset-vrlr.alpa=3"], "mean 'coreset-vrlr.alpha'?"),
         (
             ["--task", "predict", "--set", f"model-id={'1' * 16}"],
-            "'party-0': state-dir must be set: it has the local model (--state-dir)",
+            "'party-0': state-dir (--state-dir) must be set: it has the local model",
         ),
     ],
 )

@@ -365,7 +365,7 @@ def test_verdicts_name_the_baseline():
     for text in ("On the 200 rows held out", "90.0 %", "60.0 %"):
         assert text in classes
     assert " is 3 days, and the model explains 75.0 %" in numbers
-    assert "the error would be 6." in numbers
+    assert "would give an error of 6." in numbers
     assert verdicts({"test_loss": "inf", "test_r2": "nan"}) == []
 
 

@@ -27,11 +27,11 @@ MARKS = {"error": "fix", "warning": "look", "note": "done"}
 
 
 Reading = tuple[Checked, list[str]]
-"""Findings about a file, and the strategies that read it this way; [""]: any."""
+"""Findings about a file, and the strategies that read it this way; [""] means any."""
 
 
 def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
-    """Check a file as each strategy reads it; raise ValueError if one is unknown."""
+    """Check a file for each strategy; raise ValueError if a strategy is unknown."""
     from vfl_flower.data.checking import check  # imports pyarrow
 
     sources: list[tuple[PartySource, list[str]]] = []

@@ -26,7 +26,8 @@ def align(
     """List the row orders that the party has aligned, or accept one of them.
 
     A run can only use an order that the party's operator has accepted. The server has
-    proposed the order, so first compare its number of rows with the number you expect.
+    proposed the order, so first compare the number of rows in it with the number you
+    expect.
     """
     state_dir = state_dir_of(folder)
     if accept:
@@ -46,14 +47,14 @@ def align(
 def journal(
     folder: Folder,
     confirm: Annotated[
-        bool, typer.Option(help="Use this journal although it lacks row sets.")
+        bool, typer.Option(help="Use this journal, although it may lack row sets.")
     ] = False,
 ) -> None:
     """Show the number of row sets over which sums have left the party.
 
     A party whose journal was lost or restored from a backup no longer knows all of its
-    row sets, and refuses further sums. With --confirm it uses the present journal: a
-    later sum can then differ from a forgotten sum by a single row.
+    row sets, and refuses further sums. With --confirm, the party uses the present
+    journal: a later sum can then differ from a forgotten sum by a single row.
     """
     path = state_dir_of(folder) / FILE
     if confirm:

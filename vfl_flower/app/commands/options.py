@@ -92,7 +92,7 @@ def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | 
 
 
 class Command(typer.core.TyperCommand):
-    """A command that on failure exits with code 1 and a sentence that says why."""
+    """A command that, if it fails, prints the reason and exits with code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -108,7 +108,7 @@ class Command(typer.core.TyperCommand):
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a command failed, without control characters."""
+    """Return the reason why a command failed, without control characters."""
     text = f"Error: {error}"
     if isinstance(error, RunFailed) and error.reason:
         text = f"the run failed: {error.reason}"

@@ -48,7 +48,7 @@ def find_run(name: str, folder: Path) -> Path:
         what = f"run {name!r}" if name else "finished run"
         raise ValueError(
             f"there is no {what} in {folder}, which has {len(runs)} runs: look for "
-            "results on the machine of the SuperLink, or name the --output-dir"
+            "results on the machine of the SuperLink, or set --output-dir"
         )
     return matching[-1]
 

@@ -1,7 +1,8 @@
 """``vfl-flower run``: start a run on a SuperLink, and report its outcome.
 
 It sends a bundle of the installed package (:mod:`vfl_flower.app.commands.template`),
-which has the same bytes wherever the same version is installed. So parties can pin it.
+which has the same bytes wherever the same version is installed. Parties can therefore
+pin the bundle.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def gather(
     for key, (value, place) in given.items():
         if config.setdefault(key, value) != value:
             raise ValueError(
-                f"{key} must be given by {place}, got {config[key]!r} as a setting"
+                f"{key} must be set by {place} alone, got {config[key]!r} as a setting"
             )
     make_strategies(check_run_config(config))
     return config
@@ -114,9 +115,9 @@ def gather(
 class Follower:
     """Shows the log of a run: a line for each step, and none of Flower's own lines.
 
-    `rewrites` says that the output is a terminal, in which each new line of a step
-    replaces the step's last line. `resumable` says whether the log contains the command
-    that resumes the run.
+    `rewrites` states whether the output is a terminal, where each new line of a step
+    replaces the step's last line. `resumable` states whether the log contains the
+    command that resumes the run.
     """
 
     def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:

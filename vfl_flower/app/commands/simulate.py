@@ -51,8 +51,8 @@ def party_sources(
         if not data.is_dir():
             raise ValueError(
                 "data must be a folder of party files, synthetic:n=..,d=.. or one of "
-                f"{', '.join(BUNDLED)}, got {str(config.get('data', ''))!r}; --party "
-                "names single files"
+                f"{', '.join(BUNDLED)}, got {str(config.get('data', ''))!r}; use "
+                "--party for single files"
             )
         files = folder_files(data, replace(common, index=0))
     if not files:
@@ -78,8 +78,8 @@ def party_sources(
 def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
     """Give each file the options that name its columns.
 
-    An option that names a column that no file has goes to all files, so that their
-    checks report it.
+    If an option names a column that is in no file, all files get the option, so that
+    their checks report the unknown column.
     """
     held = [_columns(source) for source in sources]
     every = set().union(*held)

@@ -110,7 +110,8 @@ def remove(
 ) -> None:
     """Remove a model at the server and, in a run, at all parties.
 
-    The command can be repeated: a party without a local model only reports this.
+    The command can be repeated: a party without a local model only reports that it has
+    none.
     """
     folder = output_dir({"output-dir": output_dir_})
     models = reports.find_models(model, folder)

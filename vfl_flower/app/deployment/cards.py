@@ -1,7 +1,7 @@
 """The card of a party: a small public file for all other members of the federation.
 
-A card has the party's name, the public key that its peers pin, and the public key of
-its SuperNode, which the coordinator registers. Its fingerprint is a digest of all
+A card contains the party's name, the public key that its peers pin, and the public key
+of its SuperNode, which the coordinator registers. Its fingerprint is a digest of all
 three: two people who compare the fingerprint on the telephone know that nobody has
 replaced the card.
 """
@@ -83,7 +83,7 @@ class Card:
 
     @classmethod
     def load(cls, path: Path) -> Card:
-        """Read a card; raise OSError if that fails, ValueError if it is not a card."""
+        """Read a card; raise OSError on failure, and ValueError for an invalid card."""
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         try:

@@ -114,9 +114,9 @@ def read_certificate(path: Path) -> x509.Certificate:
 def write_supernode_key(path: Path) -> str:
     """Write a SuperNode's private key; return the public key to register.
 
-    Both keys are in OpenSSH's format, as from ``ssh-keygen -t ecdsa -b 384``. Only the
-    owner may read the private key. Raises FileExistsError if `path` exists, so that a
-    key that may be registered is not overwritten.
+    Both keys are in OpenSSH's format, as written by ``ssh-keygen -t ecdsa -b 384``.
+    Only the owner may read the private key. Raises FileExistsError if `path` exists, so
+    that a key that may be registered is not overwritten.
     """
     key = ec.generate_private_key(CURVE)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())

@@ -160,7 +160,7 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
 
 
 def why(status: str, details: str, run_id: str) -> str:
-    """Return why a run failed, as a sentence made from Flower's details."""
+    """Return the reason why a run failed, as a sentence made from Flower's details."""
     details = " ".join(details.split())
     if status == "finished:stopped":
         return "it was stopped"
@@ -176,7 +176,7 @@ def why(status: str, details: str, run_id: str) -> str:
 
 
 def _how_to_continue(run_id: str) -> str:
-    """Return how to continue a run whose ServerApp could not log it."""
+    """Return advice on continuing a run whose ServerApp could not log this advice."""
     return (
         "; to continue, start the run with resume= and the name of the folder in "
         f"output-dir that ends in -{run_id}, or without resume= if there is none"

@@ -99,7 +99,7 @@ class Shown:
 def until_ended(home: Path) -> Iterator[Shown]:
     """Let processes run until one ends; a signal to this process is not an error.
 
-    All of them have ended when the context ends.
+    All of them will have ended when the context ends.
     """
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) != signal.SIG_IGN:  # as under nohup

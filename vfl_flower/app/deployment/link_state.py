@@ -25,7 +25,7 @@ _CLEARED = (
     *("object_push_session_pending", "series_context", "compacted_contexts"),
     *("task_event", "task_usage", "run_connector", "fab"),
 )
-"""Tables of messages and other traces of runs; no version of Flower has all."""
+"""Tables of messages and other traces of runs; no version of Flower has all of them."""
 
 _COLUMNS = {
     "node": "public_key, status",
@@ -63,7 +63,7 @@ STARTED_AGAIN = (
     "the SuperLink was restarted: start the run with resume= and the name of its "
     "folder in output-dir"
 )
-"""Why an unfinished run has failed."""
+"""The reason why an unfinished run has failed."""
 
 
 def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:

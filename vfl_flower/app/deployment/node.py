@@ -184,7 +184,7 @@ class Node:
     def begin(self, run_id: int) -> tuple[Context, Path | None]:
         """Return a run's context, and the folder of its pinned code or None.
 
-        Raises NotAnswered unless the run's bundle is the installed one or a pinned one.
+        Raises NotAnswered unless the run's bundle is the installed bundle or is pinned.
         """
         run = self.fleet.get_run(run_id)
         self.forget_ended()

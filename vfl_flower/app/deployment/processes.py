@@ -193,7 +193,7 @@ class Processes(AbstractContextManager["Processes"]):
 def live_processes() -> list[psutil.Process]:
     """Return the running processes, with ``ppid`` and ``environ`` as their ``info``.
 
-    If only another user may read an environment, it is empty here.
+    An environment that only another user may read is empty here.
     """
     ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     processes = psutil.process_iter(["ppid", "status", "environ"], ad_value={})
@@ -236,7 +236,7 @@ class _Commands:
         return int(answer)
 
     def kill(self) -> None:
-        """Kill the process and its command, if one runs."""
+        """Kill the process and its command, if a command is running."""
         if self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -296,8 +296,8 @@ def write_flower_config(
 ) -> None:
     """Write a ``config.toml`` for ``flwr`` with a SuperLink on this machine.
 
-    `options` say how to connect. The file is written to `home`, as ``FLWR_HOME``;
-    nothing in ``~/.flwr`` changes.
+    `options` are the options of the connection. The file is written to `home`, as
+    ``FLWR_HOME``; nothing in ``~/.flwr`` changes.
     """
     superlink = {"address": f"127.0.0.1:{port}", **options}
     config = {"superlink": {"default": name, name: superlink}}

@@ -14,7 +14,7 @@ from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 NUMBERS = frozenset(str(np.dtype(code)) for code in "?bhilBHILfd")
-"""Types of arrays whose values stand in NumPy's files as they do in memory."""
+"""Types of arrays whose values have the same bytes in NumPy's files as in memory."""
 
 
 @lru_cache(4096)
@@ -29,7 +29,8 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 def encode(values: np.ndarray[Any, Any]) -> Array:
     """Return ``Array(values)`` for an array in C order.
 
-    Flower writes and parses a header each time, which takes longer than small arrays.
+    Flower writes and parses a header each time, which takes longer than the values of
+    small arrays.
     """
     dtype = str(values.dtype)
     if dtype not in NUMBERS:
@@ -77,10 +78,10 @@ def message_to_bytes(message: Message) -> bytes:
 
 
 def arrived(message: Message) -> Message:
-    """Return a copy of a message as its recipient gets it, with its own memory."""
+    """Return a copy, with separate memory, of a message as its recipient gets it."""
     return serde.message_from_proto(serde.message_to_proto(message))
 
 
 def restored(context: Context) -> Context:
-    """Return a copy of a context as the next message finds it, with its own memory."""
+    """Return a copy, with separate memory, of a context as the next message gets it."""
     return serde.context_from_proto(serde.context_to_proto(context))

@@ -1,4 +1,4 @@
-"""Who learns what, from the declarations of the steps."""
+"""The values that each side learns, from the declarations of the steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vfl_flower.strategies import ALGORITHMS
 
 
 class Learned(NamedTuple):
-    """Who learns which values from a step, in words."""
+    """Values of a step, and the parties that learn them, in words."""
 
     step: str
     values: tuple[str, ...]
@@ -47,7 +47,7 @@ _SENT = {
 def who_learns(
     steps: Iterable[Step[..., Any]], seen: Mapping[str, Seen] | None = None
 ) -> list[Learned]:
-    """Return who learns what from steps, by their declarations.
+    """Return the values that steps reveal, and to whom, by their declarations.
 
     Values that the server forwards between parties are left out. `seen` holds the
     values that a run has sent, by action; if it is given, only these are returned.
@@ -85,7 +85,7 @@ def _conditional(kind: Kind, when: str) -> str:
 
 
 def _way(declared: Field, ways: Mapping[str, Any]) -> str:
-    """Return how a value travels; "" for an input from other parties."""
+    """Return the way in which a value travels; "" for an input from other parties."""
     if ways is _LEAVES:
         return declared.leaves.how if declared.leaves else "clear"
     if declared.leaves:

@@ -45,7 +45,7 @@ class RunPlan:
     ledger: Ledger | None = None
     """Round trips, bytes and seconds by step and party; None without a rehearsal."""
     reason: str = ""
-    """Why there is no ledger."""
+    """The reason why there is no ledger."""
     rows: int = 0
     """Number of rows in the largest rehearsal."""
     extended: bool = False
@@ -149,8 +149,8 @@ class RunPlan:
         )
         example = f". On few random rows and few rows in clusters: {differ}"
         return (
-            f"{text}. Figures of steps with * depend on the data, such as a solver's "
-            "iterations: they are typical of random rows, and the run can cost more or "
+            f"{text}. Figures of steps with * depend on the data, as a solver's "
+            "iterations do. They are typical of random rows; the run can cost more or "
             f"less, within its settings{example if differ else ''}."
         )
 
@@ -163,8 +163,8 @@ class RunPlan:
             text += f" {terms.less}." if terms.less else ""
         for kind in terms.wants:
             text += (
-                f" If it also permits `{kind}` ({KINDS[kind]}), the run uses it, but "
-                "does not need it."
+                f" If a consent also permits `{kind}` ({KINDS[kind]}), the run uses "
+                "this kind, but does not need it."
             )
         if len(self.shapes) == 2:
             text += " With two parties, a sum reveals the other party's contribution."

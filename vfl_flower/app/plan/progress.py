@@ -81,7 +81,7 @@ class Reporter:
 
 
 def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
-    """Return the number of round trips of a run after ``hello``; 0: unknown.
+    """Return the number of round trips that follow ``hello`` in a run; 0 if unknown.
 
     The number is known if two rehearsals, on few random rows and on few rows in
     clusters, finish soon and take the same number of round trips.

@@ -31,7 +31,7 @@ class Figure:
     name: str
     title: str
     text: str
-    """What the figure shows and how to read it."""
+    """An explanation of the figure and how to read it."""
     alt: str
     """A description for readers who cannot see the figure."""
     svg: bytes

@@ -52,7 +52,7 @@ def _arrays(curves: Mapping[str, Sequence[float]], *names: str) -> list[Array]:
 
 
 def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
-    """Return the ROC and calibration figures, from held-out rows in bins by score."""
+    """Return the ROC and calibration figures, from held-out rows binned by score."""
     if not {"rows", "positives"} <= curves.keys():
         return []
     # Bins have an order even without probabilities, and so without scores.
@@ -121,7 +121,7 @@ def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
 
 
 def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
-    """Return the figure of true against predicted values, in bins by prediction."""
+    """Return the figure of true against predicted values, binned by prediction."""
     if not {"predicted", "true", "true_sd", "rows"} <= curves.keys():
         return None
     predicted, true, spread, rows = _arrays(

@@ -21,7 +21,7 @@ MOST_PARTIES = 40
 """Maximum number of parties in a table; its last line is the sum of the rest."""
 
 MOST_OF_TEXT = 400
-"""Maximum length of a setting, name or warning; ``result.json`` has all of it."""
+"""Maximum length of a setting, name or warning; ``result.json`` has the full text."""
 
 UNEXPLAINED = "The strategy does not say what this number means."
 
@@ -53,7 +53,7 @@ LEARNED = {
     "under a mask and a pad": "Parties learned sums that the server cannot read.",
     "encrypted": "Parties learned values that other parties encrypted for them.",
 }
-"""Sentences on who learned what, by the first words of how values travelled."""
+"""Sentences on who learned what, by the first words on how values travelled."""
 
 TOGETHER = "all parties, nothing pooled"
 """Name of the run's model, among models of single parties."""
@@ -132,7 +132,7 @@ def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _compared(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return how models of other results, and of single parties, compare."""
+    """Return a comparison with models of other results and of single parties."""
     first, *others = results
     for metric, what in COMPARED.items():
         models = {name: last(results[name]).get(metric, -1) for name in others}
@@ -148,7 +148,7 @@ def _compared(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _who(result: Mapping[str, Any]) -> str:
-    """Return who took part, and what they held."""
+    """Return a sentence on the parties and the data that they held."""
     parties = result["parties"]
     names = ", ".join(cut(party["name"]) for party in parties[:6])
     more = f" and {len(parties) - 6} more" if len(parties) > 6 else ""
@@ -165,7 +165,7 @@ def _who(result: Mapping[str, Any]) -> str:
 
 
 def _who_learned(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return who learned what, in words."""
+    """Return sentences on the information that the server and the parties learned."""
     ways, kinds = set(), dict[str, str]()
     for result in results.values():
         ways |= {row["how"].partition(" for ")[0] for row in result["learned"]}
@@ -180,16 +180,16 @@ def _who_learned(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
-    """Return how a model compares with no model; `unit` follows a numeric error."""
+    """Return sentences that compare a model with none; `unit` follows an error."""
     known = {k: v for k, v in metrics.items() if finite(v)}
     sentences = []
     rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"
     if "test_error" in known:
         right = f"the right class for {_share(1 - known['test_error'])}"
-        text = f"On {rows} held out, the model names {right}"
+        text = f"On {rows} held out, the model predicts {right}"
         if "test_base_error" in known:
             base = _share(1 - known["test_base_error"])
-            text += f"; always naming the most frequent class would be right for {base}"
+            text += f"; the most frequent class would be right for {base}"
         sentences.append(f"{text}.")
     if "test_auc" in known:
         sentences.append(
@@ -204,7 +204,7 @@ def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
             text = f"the typical error (root mean square) is {error}, and {text}"
             if r2 < 1:
                 base = _error(loss / (1 - r2), "test_loss")
-                text += f"; if their mean were always named, the error would be {base}"
+                text += f"; always predicting their mean would give an error of {base}"
         sentences.append(f"On {rows} held out, {text}.")
     if "explained" in known:
         sentences.append(
@@ -215,12 +215,12 @@ def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
 
 
 def _error(value: float, metric: str) -> str:
-    """Return an error as readers see it; of a mean squared error, the root."""
+    """Return an error as text; for a mean squared error, return its root."""
     return f"{math.sqrt(value):.3g}" if metric == "test_loss" else _share(value)
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the metrics of all results with their meanings, explained ones first."""
+    """Return all results' metrics and their meanings, with explained metrics first."""
     values = [last(result) for result in results.values()]
     explained: dict[str, Any] = {}
     for result in results.values():
@@ -256,8 +256,8 @@ def _tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any], Any
     if confusion := result.get("curves", {}).get("confusion"):
         numbers = range(1, len(confusion) + 1)
         caption = (
-            "Rows held out, by class (lines) and by the class that the model names "
-            "(columns), in ascending order of the labels"
+            "Rows held out, by class (lines) and by predicted class (columns), in "
+            "ascending order of the labels"
         )
         yield caption, ("Class", *numbers), list(zip(numbers, confusion, strict=True))
     if counts := result["counts"]:
@@ -280,7 +280,7 @@ def _with_spread(value: Any, spread: Any, kind: str) -> str:
 
 
 def amount(value: Any, kind: str) -> str:
-    """Return a metric as readers see it; ``inf`` and ``nan`` are unchanged."""
+    """Return a metric as text; ``inf`` and ``nan`` are unchanged."""
     if not finite(value):
         return str(value)
     if kind == "share":
@@ -322,7 +322,7 @@ def times_of(ledger: Mapping[str, Any], party: str) -> list[float]:
 
 
 def _parties(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each party, and its sizes, bytes and seconds as the cells of a line."""
+    """For each party, yield a table row with its sizes, bytes and seconds."""
     ledger = result["ledger"]
     lines: list[tuple[str, list[float]]] = []
     for party in result["parties"]:
@@ -340,7 +340,7 @@ def _parties(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _steps(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield each step, its costs as the cells of a line, and the slowest party."""
+    """For each step, yield a table row with its costs, and the slowest party."""
     for step, waits in result["ledger"]["waits"].items():
         entries = [e for e in result["ledger"]["entries"] if e["action"] == step]
         up, down = (sum(e[way] for e in entries) for way in ("bytes_up", "bytes_down"))

@@ -1,4 +1,4 @@
-"""The report of a result, imported only when called: a party's process needs none."""
+"""The report of a result; imported only when called, since parties need no report."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 
 def clock(seconds: float) -> str:
-    """Return a time: 45 s, 12:05 or 1:02:03."""
+    """Format a time, for example as 45 s, 12:05 or 1:02:03."""
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{timedelta(seconds=whole)}".lstrip("0:")
 
 
 def size(n_bytes: float) -> str:
-    """Return a number of bytes: 512 B, 1.5 kB, 27 MB."""
+    """Format a number of bytes, for example as 512 B, 1.5 kB or 27 MB."""
     for unit in ("B", "kB", "MB"):
         if float(shown := f"{n_bytes:.3g}") < 1000:
             return f"{shown} {unit}"
@@ -21,7 +21,7 @@ def size(n_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return how long something took: 0.25 s, 12.5 s, 5 min or 2.5 h."""
+    """Format a duration, for example as 0.25 s, 12.5 s, 5 min or 2.5 h."""
     if seconds < 120:
         return f"{seconds:.{1 if seconds >= 10 else 2}f} s"
     minutes = seconds / 60
