@@ -328,7 +328,7 @@ def as_blocks(X: Any) -> list[Any]:
 
 
 def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
-    """Return X as one matrix, and how it is split: as `given`, or by its blocks.
+    """Return X as one matrix, and its split: `given`, or the split into its blocks.
 
     Raises ValueError if X is a list of blocks and `argument` is not None, or if the
     blocks are tables whose rows, or whose columns, are not in the same order.
@@ -359,7 +359,7 @@ def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
 
 
 def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
-    """Return the names of the columns that a vertical partitioner gives each party.
+    """Return the names of each party's columns, as assigned by a vertical partitioner.
 
     The partitioner is copied first, because a partitioner accepts only one data set and
     draws random numbers.
@@ -376,9 +376,9 @@ def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
 def split(
     given: Any, n: int, argument: str, what: str, names: Sequence[str] = ()
 ) -> list[Array]:
-    """Return the numbers of the columns, or rows, that each party holds, shape (d_j,).
+    """Return the column numbers, or row numbers, of each party, shape (d_j,).
 
-    There are n columns, or rows. `given` is the value of `argument` (see
+    X has n columns, or rows. `given` is the value of `argument` (see
     :class:`SplitColumns`), and `what` is scikit-learn's name for n. Raises ValueError
     unless each column or row belongs to exactly one party and each party has at least
     one.

@@ -118,7 +118,7 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
             raise ValueError("state_folder must be set for fit and forget, got None")
         remaining = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
         if not np.isin(rows, remaining).all():
-            raise ValueError("rows must be numbers of rows that are in the model")
+            raise ValueError("rows must be the numbers of rows in the model")
         if len(X) != len(self.labels_) or self._digest != digest_of(X[remaining]):
             raise ValueError(
                 f"X must have the {len(self.labels_)} rows of fit, unchanged and in "
