@@ -135,7 +135,7 @@ def _check_npz(
 
 
 def _bytes_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
-    """Return the bytes of one array as float64, or in its own type if larger."""
+    """Return an array's size in bytes, as float64 or, if larger, in its own type."""
     with archive.open(entry) as file:
         shape, _, dtype = _header(file)
     # An empty array may still have any number of columns.

@@ -66,7 +66,7 @@ class Rows:
         """Yield the rows in order, in blocks of shape (b, d), float64, row-major.
 
         `size` is the number of rows of each block except the last, by default
-        `block_rows`. `rows` has the numbers of the rows to use, in this order and
+        `block_rows`. `rows` contains the numbers of the rows to use, in this order and
         possibly repeated; default: all rows. Do not write to a block.
         """
         size = size or self.block_rows

@@ -174,7 +174,7 @@ def check_members(strategy: ProtocolStrategy, parties: Sequence[Party]) -> None:
     if not isinstance(strategy, ProtocolStrategy):
         hint = ": call the class with settings" if isinstance(strategy, type) else ""
         raise ValueError(
-            f"strategy must be an instance of a strategy, got {strategy!r}{hint}"
+            f"strategy must be an instance of a strategy class, got {strategy!r}{hint}"
         )
     if isinstance(parties, Party) or not isinstance(parties, Sequence):
         raise ValueError(

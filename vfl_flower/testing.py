@@ -1,4 +1,4 @@
-"""Checks that every strategy must pass, whether of this or another package."""
+"""Checks that every strategy must pass, in this package or in another."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FATAL = ("raise", "lose")
 """Faults that end a run: the party's app fails, or its reply is lost."""
 
 IN_THE_CLEAR: frozenset[Kind] = frozenset({"rows", "embedded-rows", "centroids"})
-"""Kinds for which a message may hold values of single rows."""
+"""Kinds for which a message may contain values of single rows."""
 
 _REFUSES_TWO = re.compile(
     r"at least (three|\d+) parties|allow_two_parties|two parties|addition to two"
@@ -65,7 +65,7 @@ class Sent:
 
     @property
     def declared(self) -> Mapping[str, Field | None]:
-        """The step's declaration of each value; None if it is not declared."""
+        """The step's declaration of each value; None if the value is not declared."""
         contract = _step(self.action).contract
         # A sum that travels from party to party is in requests too.
         fields = contract.reply if self.up else {**contract.reply, **contract.request}
@@ -137,7 +137,7 @@ class _Struck(InProcessGrid):
 
 
 def _dealt(field: Field) -> bool:
-    """Return whether an input holds bytes that the server generates for one party."""
+    """Return whether an input has bytes that the server generates for one party."""
     array = field.array
     return field.sending == OWN and isinstance(array, Whole) and array.below == 256
 
@@ -235,7 +235,7 @@ def check_needs(runs: Runs) -> None:
         if kind not in str(refusal):
             raise AssertionError(
                 f"parties whose consent limits {kind!r} to 0 must refuse the run, but "
-                "a step does not count it"
+                f"a step does not count {kind!r}"
             )
     refusal = runs.refusal(*terms.needs) if terms.wants else None
     if isinstance(refusal, PartyFailed):  # refused too late, and not by the strategy
