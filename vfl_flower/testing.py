@@ -453,7 +453,7 @@ def check_strategy(
     Raises
     ------
     AssertionError
-        A check fails; the message says why, and a note names the check.
+        A check fails; the message states the reason, and a note names the check.
     ValueError
         `strategy` is not a strategy, or does not support this number of parties.
     FederationError, PartyFailed

@@ -103,7 +103,7 @@ def command_of(
 ) -> str:
     """Return the command that repeats a run from its run config, or resumes it.
 
-    `more` holds further options of a run on this machine, such as party files.
+    `more` contains further options of a run on this machine, such as party files.
     `federation` is the coordinator's folder; default: this SuperLink's folder.
     """
     keys = run_keys()

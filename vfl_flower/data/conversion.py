@@ -297,7 +297,7 @@ def convert(
 
 
 def _log_done(survey: Survey, file: PartyFile, fitted: bool) -> None:
-    """Log how the file was converted, as a warning, which is shown by default."""
+    """Log the conversion of the file as a warning: warnings are shown by default."""
     done = [*survey.table.notes]
     for entry in survey.encoding["columns"]:
         done += done_with(survey.columns[entry["name"]], entry, file.source, fitted)

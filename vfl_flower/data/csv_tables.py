@@ -353,7 +353,7 @@ class _Rows:
 
 
 def _lines(path: Path, layout: Layout) -> tuple[int, int]:
-    """Return how many lines of a CSV have text, and how many have only delimiters."""
+    """Return the numbers of lines in a CSV with text, and with delimiters only."""
     between = layout.delimiter.encode()
     ends = b'\0\r\n "' + between
     lines = blank = 0

@@ -9,7 +9,7 @@ like the rows on which a model was trained. It is a dict that JSON can represent
 ``levels`` is None for numbers. ``fill`` (for a missing value), ``mean`` and ``scale``
 have one number for each column that the source column became, in the unit of that
 column. They are empty if nothing was filled or scaled; a scale of 0 makes the column 0
-in each row. With ``"other": true`` the last level stands for all texts that are not
+in each row. With ``"other": true`` the last level represents all texts that are not
 levels; with ``"kind": "date"`` the numbers are days. Texts are compared in their normal
 form (NFKC, without blanks at their ends). ``"later"`` is the number of values missing
 in training; they stay NaN until the parties know the mean over all parties.

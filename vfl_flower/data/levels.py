@@ -16,7 +16,7 @@ MOST_LEVELS = 1000
 """Maximum number of levels that may be given for a column."""
 
 OTHER = "other"
-"""The level that stands for all texts that are not levels."""
+"""The level that represents all texts that are not levels."""
 
 
 def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:

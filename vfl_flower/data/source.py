@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 QUERY = "duckdb:"
-"""Prefix of a query that takes the place of a file path."""
+"""Prefix of a query that replaces a file path."""
 
 BUNDLED = {
     "breast_cancer": "load_breast_cancer",
@@ -35,7 +35,7 @@ class PartySource:
     On a SuperNode the fields are keys of ``--node-config``, with dashes; in a
     simulation, the run config gives all nodes the same fields.
     :class:`vfl_flower.data.options.FileOptions` describes the fields that have no
-    description here; None stands for its default.
+    description here; None means the default.
     """
 
     data: str
@@ -64,7 +64,7 @@ class PartySource:
     """``encoding`` of a CSV."""
     header: bool = True
     consent: Path | None = None
-    """``consent``: absolute path of the file that states what may leave the party."""
+    """``consent``: absolute path of the file with the rules on what may leave."""
     state_dir: Path | None = None
     """``state-dir``: absolute folder in which the party keeps its local models."""
     alignment: str | None = None
@@ -91,7 +91,7 @@ class PartySource:
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts that stand for a missing value."""
+        """The texts that mark a missing value."""
         if self.missing is not None:
             return frozenset({"", *self.missing})
         forms = str, str.upper, str.lower

@@ -1,6 +1,7 @@
 """Typed files and queries as tables: named columns, read in batches of rows.
 
-A :class:`Table` can be read several times and never holds more than a few batches.
+A :class:`Table` can be read several times and never keeps more than a few batches in
+memory.
 """
 
 from __future__ import annotations

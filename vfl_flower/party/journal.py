@@ -2,7 +2,7 @@
 
 Two messages that arrive together are answered from one saved ``Context.state``, which
 cannot show that a mask was used, and which is lost with the process. Only one message
-at a time holds the journal, which is written before the reply leaves. The journal also
+at a time locks the journal, which is written before the reply leaves. The journal also
 stores the session state, encrypted under a key that only the server stores.
 """
 
@@ -141,10 +141,10 @@ class Journal:
 
         If a restarted server resumes a session in a new run, the session moves to that
         run with all its counts: the earlier run can no longer use it. A session in
-        which nothing was answered yet gets new keys, unless the server states that it
-        has the key of the state (`goes_on`). Returns the party's public key if the
-        session state can be opened only with the key in the next message, and otherwise
-        b"".
+        which nothing was answered yet gets new keys, unless the server states, by
+        `goes_on`, that it has the key of the state. Returns the party's public key if
+        the session state can be opened only with the key in the next message, and
+        otherwise b"".
 
         Raises PartyError if the run has started too many sessions, since each session
         can request a step that is answered only once, or if the party has discarded the
@@ -291,8 +291,8 @@ class Journal:
 def journal_of(folder: Path, run: int) -> Iterator[Journal]:
     """Yield the journal entry of a message's run; write it if the message is answered.
 
-    Raises PartyError if the journal is unusable, or if an earlier message holds the
-    journal too long.
+    Raises PartyError if the journal is unusable, or if an earlier message locks the
+    journal for too long.
     """
     path, name = folder / FILE, str(run)
     with _named_errors(path):

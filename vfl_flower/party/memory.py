@@ -30,7 +30,7 @@ SHARED = "shared."
 """Prefix of a session key, before a kind: the rows that :meth:`Party.share` counted."""
 
 ARRAYS = "arrays."
-"""Prefix of a record in the packed state that stands for a record of arrays."""
+"""Prefix of a record in the packed state that represents a record of arrays."""
 
 AT_REST = "at_rest"
 """Name of the record with the key that encrypts the state on disk."""

@@ -72,7 +72,7 @@ sets; and the inode of the journal in which they were written."""
 
 
 def _refusal(reason: str, *values: object) -> PartyError:
-    """Log why a request is refused; return the error, which does not state why."""
+    """Log the reason for a refusal; return the error, which does not contain it."""
     log.error(f"a request is refused: {reason}", *values)
     return PartyError(
         "this party refuses to add up the rows of the request: see its log"

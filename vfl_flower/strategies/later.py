@@ -75,7 +75,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
     ) -> ArrayRecord:
         """Record the model with the metrics of the last reply, and return its arrays.
 
-        Logs where predictions are stored.
+        The location of the predictions is logged.
         """
         rows = parties.n_rows
         metrics: dict[str, Any] = {"rows": rows}

@@ -146,7 +146,7 @@ def check(
     format_: options.FormatOption = "text",
     **reading: Any,
 ) -> None:
-    """Report what to fix in a party file before a run, and how it will be read.
+    """Report the faults of a party file before a run, and how the file will be read.
 
     Nothing leaves the machine, and no value of the data is printed without --show.
     --for adds findings that concern only one strategy. The exit code is 1 if something

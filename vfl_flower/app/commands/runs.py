@@ -91,7 +91,7 @@ def gather(
 ) -> dict[str, Any]:
     """Return the run config of a command line, checked as on the server.
 
-    `pairs` take precedence over the TOML `file`; `more` holds further keys. Raises
+    `pairs` take precedence over the TOML `file`; `more` contains further keys. Raises
     ValueError for an invalid key or value.
     """
     if strategy not in ALGORITHMS:
@@ -267,8 +267,8 @@ def run(
     """Start a run on a SuperLink, follow it, and report its outcome.
 
     The exit code is 0 if the run completes, and 1 if it is refused, fails or is
-    stopped; the last line then says why. With --format json the log goes to standard
-    error.
+    stopped; the last line then states the reason. With --format json the log goes to
+    standard error.
     """
     as_json = format_ == "json"
     try:

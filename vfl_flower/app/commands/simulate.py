@@ -78,8 +78,8 @@ def party_sources(
 def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
     """Give each file the options that name its columns.
 
-    If an option names a column that is in no file, all files get the option, so that
-    their checks report the unknown column.
+    If an option names a column that is in no file, the option is applied to all files,
+    so that their checks report the unknown column.
     """
     held = [_columns(source) for source in sources]
     every = set().union(*held)

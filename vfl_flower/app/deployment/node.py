@@ -117,7 +117,7 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
 class Node:
     """Receives messages, answers each in a new process, and sends the replies.
 
-    The folder `scratch` holds the code of pinned bundles.
+    The folder `scratch` contains the code of pinned bundles.
     """
 
     def __init__(

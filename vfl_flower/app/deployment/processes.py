@@ -36,7 +36,7 @@ COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class RunFailed(RuntimeError):
-    """A run did not reach ``finished:completed``; the text says why.
+    """A run did not reach ``finished:completed``; the text states the reason.
 
     `reason` is a sentence from Flower or the ServerApp, if there is one.
     """

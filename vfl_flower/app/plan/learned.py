@@ -49,8 +49,9 @@ def who_learns(
 ) -> list[Learned]:
     """Return the values that steps reveal, and to whom, by their declarations.
 
-    Values that the server forwards between parties are left out. `seen` holds the
-    values that a run has sent, by action; if it is given, only these are returned.
+    Values that the server forwards between parties are left out. `seen` contains the
+    values that a run has sent, by action; if `seen` is given, only these values are
+    returned.
     """
     rows = []
     for step in steps:

@@ -178,8 +178,8 @@ def plan(
 ) -> RunPlan:
     """Return the expected costs and disclosures of a run, without any data.
 
-    `greeted` holds the costs of ``hello`` with the real parties. If there was no
-    rehearsal, the plan says why, and has no costs.
+    `greeted` contains the costs of ``hello`` with the real parties. If there was no
+    rehearsal, the plan states the reason, and contains no costs.
     """
     shapes = tuple(shapes)
     declared = RunPlan(strategy, shapes, who_learns([hello, *strategy.steps]))

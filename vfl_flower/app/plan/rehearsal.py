@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     name: str = ""
     """Default: ``party-<index>``."""
     keeps: bool = False
-    """Whether the party has a place for its local model."""
+    """Whether the party can store its local model."""
 
     @classmethod
     def of(cls, info: PartyInfo) -> Self:

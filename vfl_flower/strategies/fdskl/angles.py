@@ -220,7 +220,7 @@ class Angles:
 def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Array]:
     """Cut rows into ceil(bytes of their angles / block) pieces of nearly equal size.
 
-    A piece has at most one row more than a block of `block_bytes` holds.
+    A piece has at most one row more than the rows that fit in `block_bytes`.
     """
     check_block(M, bits, block_bytes)
     size = len(rows) * M * bits // 8
@@ -228,7 +228,7 @@ def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Arr
 
 
 def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
-    """Raise ``FederationError`` unless a block holds the angles of `rows` rows."""
+    """Raise ``FederationError`` unless the angles of `rows` rows fit in a block."""
     least = rows * M * bits // 8
     if block_bytes < least:
         raise FederationError(

@@ -251,8 +251,8 @@ def _ask_sums(
 ) -> tuple[bytes, Array, Array, Array | None]:
     """Return the seed for each party, the requested sums (or zeros), and the fill.
 
-    In the sums, each missing value counts as the mean of its column. The fill consists
-    of these means; it is None if no value is missing.
+    In the sums, each missing value is replaced by the mean of its column. The fill
+    consists of these means; it is None if no value is missing.
     """
     names = {"sum_x": means, "sum_squares": bool(squares)}
     wanted: dict[str, float] = {name: LIMB for name, used in names.items() if used}

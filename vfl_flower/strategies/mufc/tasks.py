@@ -384,7 +384,7 @@ class ReadingTask(StateTask):
 class MUFCStatus(ReadingTask):
     """Report how much of a model was forgotten; bring parties up to date after a crash.
 
-    The centres, sizes and objective are those that the server stores.
+    The centres, sizes and objective are read from the server's stored state.
 
     Examples
     --------

@@ -345,7 +345,7 @@ class MUFC(MUFCTask):
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the server's data for forgetting rows; None: no such folder."""
+        """Folder of the server's data for forgetting rows, or None."""
         return Path(self.server_state) if self.server_state else None
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -374,7 +374,7 @@ class MUFC(MUFCTask):
         return rng.uniform(lower, upper, size=(n_rows, n_columns))
 
     def agree(self, parties: Parties) -> TrainingSettings:
-        """Return the settings to agree on, including those that depend on the data."""
+        """Return the settings to agree on, including settings that depend on data."""
         n = parties.n_rows
         lower, upper = boxes.box_of(parties, self.box)
         if self.n_clusters > n:
@@ -471,7 +471,7 @@ class MUFC(MUFCTask):
 
 
 def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
-    """Have parties remove the state of a failed training run; log where it may remain.
+    """Have parties remove the state of a failed training run; log where it can remain.
 
     A party that refused has written nothing; other `failed` nodes are not asked.
     """
