@@ -121,7 +121,7 @@ def test_a_name_that_leads_elsewhere(tmp_path, name):
 def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(PartyError, match="needs a state-dir"):
         row_order.load_order(None, "q4")
-    with pytest.raises(PartyError, match="has no alignment 'q4': name an existing"):
+    with pytest.raises(PartyError, match="has no alignment 'q4': use an existing"):
         row_order.load_order(tmp_path, "q4")
     row_order.save_order(tmp_path, order(["a"]))
     file = tmp_path / "alignment-q4.npz"

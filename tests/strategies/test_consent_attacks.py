@@ -457,7 +457,7 @@ def test_a_party_of_a_file_is_strict(tmp_path, monkeypatch, key, absolute):
 def test_a_run_does_not_name_a_file_of_a_node(tmp_path, monkeypatch):
     (tmp_path / "table.csv").write_text(TABLE)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
-    with pytest.raises(PartyError, match="must be named as 'data' in the node config"):
+    with pytest.raises(PartyError, match="must be set as 'data' in the node config"):
         loaded({"party-name": "a"}, {"data": str(tmp_path / "table.csv")})
     node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
     assert loaded(node, {"data": "diabetes"}).consent == Consent()  # it may hold models

@@ -260,7 +260,7 @@ def test_parties_in_another_order_or_too_few(trained, places, rule):
 def test_two_parties(tmp_path, caplog):
     strategy = predicting(train(tmp_path, count=2, holders=(1,)).model.id)
     parties, _ = new_parties(tmp_path, count=2)
-    rule = "it needs at least three parties, or allow_two_parties"
+    rule = "use at least three parties, or set allow_two_parties"
     assert_refused(parties, strategy, rule)
     caplog.clear()
     simulate(strategy.replace(allow_two_parties=True), parties)
@@ -292,9 +292,9 @@ def test_another_masking_than_in_training(trained):
         (range(3), {"holders": [7]}, "must name distinct label holders of"),
         (range(3), {"holders": [2, 2]}, "must name distinct label holders of"),
         (range(3), {"holders": []}, "'holders' must be"),
-        (range(3), {"kept": [2]}, "each label holder it must name another party"),
-        (range(3), {"kept": [0, 1]}, "each label holder it must name another party"),
-        (range(3), {"kept": [3]}, "each label holder it must name another party"),
+        (range(3), {"kept": [2]}, "must name another party for each label holder"),
+        (range(3), {"kept": [0, 1]}, "must name another party for each label holder"),
+        (range(3), {"kept": [3]}, "must name another party for each label holder"),
     ],
 )
 def test_a_part_that_was_changed_by_hand(trained, spoiled, change, rule):

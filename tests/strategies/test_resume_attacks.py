@@ -182,7 +182,7 @@ def test_sessions_are_counted_on(tmp_path, first):
 
 def test_a_run_that_has_begun_takes_up_no_session(tmp_path, first):
     """Its own counts would be lost."""
-    with pytest.raises(PartyFailed, match="cannot resume another"):
+    with pytest.raises(PartyFailed, match="cannot resume another run"):
         greet(begun(tmp_path)._exchange, first._greeter.message(3))
 
 

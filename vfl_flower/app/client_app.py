@@ -46,7 +46,7 @@ def _is_real(source: PartySource, by_node: bool) -> bool:
     # Flower simulates with Ray, which a SuperNode does not import.
     if not by_node and "ray" not in sys.modules:
         raise PartyError(
-            f"{source.who}: a data file must be named as 'data' in the node config, "
+            f"{source.who}: a data file must be set as 'data' in the node config, "
             "not in a run config"
         )
     return by_node

@@ -179,8 +179,8 @@ def _standardize_rule(section: str) -> str:
     key = f"{section}.standardize"
     hint = f"; set {key} in the run config" if key in run_keys() else ""
     return (
-        "standardize must be false if parties hold different rows, since each knows "
-        f"only the mean and deviation of its own rows{hint}"
+        "standardize must be false if parties hold different rows, since each party "
+        f"knows only the mean and deviation of its own rows{hint}"
     )
 
 
@@ -217,7 +217,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     if rows and impute == "median":
         raise ValueError(
             "impute must be mean or none if parties hold different rows, since each "
-            "knows only the median of its own rows, got 'median'"
+            "party knows only the median of its own rows, got 'median'"
         )
     return PartySource(
         data=str(chosen["data"]),

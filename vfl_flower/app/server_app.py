@@ -81,7 +81,7 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
     except OSError as error:
         raise ValueError(
             f"output-dir must be a writable folder, but {results_in} is not "
-            f"({error.strerror}): name a different folder"
+            f"({error.strerror}): choose a different folder"
         ) from None
     without_resume = config | {"resume": ""}
     results, text = {}, ""

@@ -175,7 +175,7 @@ class Journal:
         if (known := self._value(query, session)) is None:
             return False
         if self.sessions:
-            raise PartyError("a run that has started a session cannot resume another")
+            raise PartyError("a run that has a session cannot resume another run")
         for table in ("sessions", "shared", "locked_states", "locked_arrays"):
             self._execute(f"UPDATE {table} SET run = ? WHERE run = ?", self._run, known)
         self._load()

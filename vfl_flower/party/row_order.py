@@ -204,8 +204,8 @@ def read_order(folder: Path | None, name: str) -> RowOrder:
             data = read_private(path)
         except FileNotFoundError:
             raise PartyError(
-                f"this party's state-dir has no alignment {name!r}: name an existing "
-                "one, or run the strategy align with this name first"
+                f"this party's state-dir has no alignment {name!r}: use an existing "
+                "alignment, or first run the strategy align with this name"
             ) from None
     try:
         stored = read_npz(io.BytesIO(data), compressed=False)

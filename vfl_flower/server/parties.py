@@ -202,7 +202,7 @@ class Parties(Sequence[PartyInfo]):
         )
         if not allowed:
             raise FederationError(
-                f"{reason}: it needs at least three parties, or allow_two_parties "
+                f"{reason}: use at least three parties, or set allow_two_parties "
                 "(in a run config allow-two-parties=true)"
             )
         log.warning("%s", reason)

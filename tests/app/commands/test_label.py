@@ -109,8 +109,8 @@ def test_new_rows_are_encoded_as_in_training(parties, model, tmp_path):
 @pytest.mark.parametrize(
     ("config", "model", "reason"),
     [
-        ('state-dir="/s"', "0123456789abcdef", "must name the new rows as 'data'"),
-        ('data="/x.csv"', "0123456789abcdef", "must name the 'state-dir'"),
+        ('state-dir="/s"', "0123456789abcdef", "must set 'data' to the new rows'"),
+        ('data="/x.csv"', "0123456789abcdef", "must set the 'state-dir'"),
         (None, "0123456789abcdef", "has no local model 0123456789abcdef"),
         (None, "latest", "model"),
     ],

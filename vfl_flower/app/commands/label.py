@@ -39,10 +39,10 @@ def label(
     if output.exists() != output.is_file() or not output.absolute().parent.is_dir():
         raise ValueError("output must be a file in an existing folder")
     if "data" not in with_data(config):
-        raise ValueError("node config must name the new rows as 'data'")
+        raise ValueError("node config must set 'data' to the new rows' file")
     source = party_source(config, {})
     if source.state_dir is None:
-        raise ValueError("node config must name the 'state-dir' of training")
+        raise ValueError("node config must set the 'state-dir' of training")
     for place in (Path(source.data), source.state_dir):
         files = place.iterdir() if place.is_dir() else [place]
         if output.exists() and any(output.samefile(f) for f in files if f.exists()):

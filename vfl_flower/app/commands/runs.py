@@ -182,7 +182,7 @@ def connection_of(name: str, federation: Path | None = None) -> str:
     if not connection.address or connection.address.startswith(":"):
         raise ValueError(
             f"connection must be a SuperLink in Flower's config.toml, but "
-            f"{connection.name!r} is a simulation: name the coordinator's folder with "
+            f"{connection.name!r} is a simulation: set the coordinator's folder with "
             "--federation, or another SuperLink with --connection, or use vfl-flower "
             "simulate"
         )

@@ -123,13 +123,13 @@ def remove(
     ids = {stored.id for stored in models if stored.id} or {model}
     if len(ids) > 1:
         raise ValueError(
-            f"run {model!r} has several models: name one of {', '.join(ids)}"
+            f"run {model!r} has several models: choose one of {', '.join(ids)}"
         )
     known = [m for m in reports.stored_models(folder, removed=True) if m.id in ids]
     algorithm = strategy or (known[0].strategy if known else "")
     if not algorithm:
         raise ValueError(
-            f"no run on this machine has model {model!r}: name its strategy with "
+            f"no run on this machine has model {model!r}: set its strategy with "
             "--strategy"
         )
     pairs = [*(set_ or []), f"model-id={ids.pop()}"]

@@ -363,7 +363,7 @@ def _print_peers(
     pinned, least = consent.peers or {}, consent.least_parties
     if not pinned and not consent.trust_on_first_use:
         raise ValueError(
-            "the party must know its peers: name the card of each peer with --peer"
+            "the party must know its peers: add the card of each peer with --peer"
         )
     for name, key in pinned.items():
         typer.echo(f'pinned: {name} = "{key}"', err=err)

@@ -118,7 +118,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
             k == j or k not in everyone
             for k, j in zip(phase_parties, holders, strict=False)
         ):
-            reason = "for each label holder it must name another party of the run"
+            reason = "its local model must name another party for each label holder"
             raise parties.failure(0, prediction.part, reason)
         columns = replies[holders[0]]["columns"]
         for j in holders:

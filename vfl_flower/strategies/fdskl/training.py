@@ -155,8 +155,8 @@ class FDSKL(KernelLearning):
         holders = [parties[j] for j in parties.label_holders]
         if len(holders) > 1 and self.target == "multiclass":
             raise FederationError(
-                "target 'multiclass' needs a single label holder (classes may differ), "
-                f"got {', '.join(info.name for info in holders)}"
+                "target 'multiclass' needs a single label holder, as holders' "
+                f"classes can differ, got {', '.join(info.name for info in holders)}"
             )
         lacking = [p.name for p in parties if "predictions" not in p.lets]
         if len(holders) > 1 and lacking:
