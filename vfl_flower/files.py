@@ -164,7 +164,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a binary file that is written whole or not at all, replacing an old file.
 
     A reader sees either the old file or the new file, even during the write. If two
-    processes write the same file at once, one may fail. The folder must exist. A
+    processes write the same file at once, one write can fail. The folder must exist. A
     `private` file is readable only by its user, and is flushed to disk. Raises OSError
     if the file cannot be written; after any error, an old file is unchanged.
     """

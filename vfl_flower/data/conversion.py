@@ -121,8 +121,8 @@ class Plan:
     def _elsewhere(self) -> set[str]:
         """Check the names in the options; return columns of the folder's other files.
 
-        All parties of a folder share the options, so a column that they name may be in
-        the file of another party.
+        All parties of a folder share the options, so a column that the options name can
+        be in the file of another party.
         """
         file, source, names = self._file, self._file.source, self._names
         label = source.label_column

@@ -182,7 +182,7 @@ _VALUE = re.compile(
 def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
     """Return whether the first record looks like the other rows, not like a header.
 
-    Numbers may be names if they are years, or count up like the names in pandas.
+    Numbers can be names if they are years, or count up like the names in pandas.
     """
     if not rows:
         return False

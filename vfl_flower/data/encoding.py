@@ -367,7 +367,7 @@ def text_kinds(encoding: Encoding) -> dict[str, list[str]]:
     """Return the kinds that each column with levels may have in a file of new rows.
 
     A column whose levels look like numbers or dates must be text; the new rows of other
-    columns may hold no level at all.
+    columns may contain no level at all.
     """
     not_text = re.compile(r"\s*([-+.,]*\d|(inf|infinity)\s*$)", re.IGNORECASE)
     rest = [kind for kind in kinds.KINDS if kind != "truth"]

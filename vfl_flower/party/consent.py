@@ -121,9 +121,10 @@ class Consent(_Rules):
         Maximum number of different row sets over which sums leave, over the life of the
         data; None: a twentieth of the number of rows, but at least 30.
     accept_alignments : list of str or None
-        Who may accept a row order, apart from the party's operator: "server".
+        ``["server"]``: the server may accept a row order, as well as the party's
+        operator. None: only the operator may.
     leaves : mapping of str to Limit
-        The kinds of :data:`KINDS` that may leave.
+        The kinds that may leave, out of :data:`KINDS`.
     peers : mapping of str to str, or None
         Public keys of the other parties by their names; None: keys are not checked.
 

@@ -127,7 +127,7 @@ class Journal:
         self.shared = dict(self._execute(query, self._run))
 
     def check_refusals(self, consent: Consent | None) -> None:
-        """Raise PartyError after too many refusals: each may reveal one bit of data."""
+        """Raise PartyError after too many refusals: each can reveal one bit of data."""
         most = 0 if consent is None else consent.max_refusals
         refusals = self._value("SELECT value FROM counts WHERE name = 'refusals'") or 0
         if refusals >= most > 0:

@@ -58,7 +58,7 @@ class Source(Protocol):
         """Return the ids of the rows as text; None if the rows have no ids."""
 
     def drop_cache(self) -> None:
-        """Remove cached copies of the rows, since the party may have to forget some."""
+        """Remove cached copies of the rows: some rows may have to be forgotten."""
 
 
 @dataclass(eq=False, repr=False)
@@ -287,7 +287,7 @@ class Party:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that the contract of a step may name."""
+        """The sizes that the contract of a step can name."""
         rows, columns = self.X.shape
         return {"n_rows": rows, "n_columns": columns, "n_parties": self.n_parties}
 

@@ -292,7 +292,7 @@ def structure(
 
 
 def _numbers_first(fields: Fields) -> list[tuple[str, Field]]:
-    """Return the fields with arrays last, since numbers may determine their sizes."""
+    """Return the fields with arrays last, since numbers can determine their sizes."""
     kinds = {object: 0, np.ndarray: 2, dict: 2}
     return sorted(fields.items(), key=lambda item: kinds.get(item[1].kind, 1))
 

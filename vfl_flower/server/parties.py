@@ -534,7 +534,7 @@ class Parties(Sequence[PartyInfo]):
             seen.reply |= step.contract.reply.keys() & {*reply.values, *heads}
 
     def _sizes(self, step: Step[..., Any], j: int, values: Request) -> contract.Sizes:
-        """Return the sizes to which the reply of party j to these values may refer."""
+        """Return the sizes to which the reply of party j to these values can refer."""
         info = self[j]
         sizes = {"n_rows": info.n_rows, "n_columns": info.n_columns}
         sizes["n_parties"] = len(self)

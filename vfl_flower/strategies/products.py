@@ -80,7 +80,7 @@ def warn_of_constant(constant: bool) -> None:
     if constant:
         log.warning(
             "the model predicts a constant: the label holder did not use its labels, "
-            "and its log says which rule the labels break"
+            "and its log states which rule the labels break"
         )
 
 

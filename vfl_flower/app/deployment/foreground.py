@@ -73,7 +73,7 @@ class Shown:
     def wait(self, reasons: Mapping[str, str] | None = None) -> None:
         """Wait until a process ends by itself, and raise RunFailed with its name.
 
-        `reasons` maps text that processes may print to explanations.
+        `reasons` maps text that processes can print to explanations.
         """
         name = self._ended.get()
         time.sleep(0.5)  # for its last lines

@@ -81,10 +81,10 @@ def _roc(rows: Array, positives: Array) -> Figure:
     return make_figure(
         "roc",
         "How well it separates the classes",
-        "Each point is a threshold above which rows count as positive. Its height is "
-        "the share of positive rows found; its distance to the right is the share of "
-        "negative rows that are false alarms. A curve near the upper left corner is "
-        "good; the dashed line shows guessing.",
+        "Each point is a threshold above which rows count as positive. Its vertical "
+        "position is the share of positive rows found, its horizontal position the "
+        "share of negative rows that are false alarms. A curve near the upper left "
+        "corner is good; the dashed line shows guessing.",
         f"ROC curve of {int(rows.sum()):,} rows held out, in {len(rows)} groups, with "
         f"an area of about {area:.2f}; guessing gives 0.5.",
         draw,
@@ -185,8 +185,8 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
     return make_figure(
         "clusters",
         "Where the clusters are",
-        f"The centres in the two directions in which they differ most. {what} Circles "
-        "near each other are similar clusters. The picture shows "
+        f"The centres in the two directions in which they differ most. {what} Nearby "
+        "circles show similar clusters. The picture shows "
         f"{sum(shares):.0%} of the differences between centres, and no row.",
         f"{len(x)} clusters{sizes} in two directions, which show {sum(shares):.0%} of "
         "the differences between centres.",

@@ -32,7 +32,7 @@ REGRESSION: dict[str, Metric] = {
     ),
     "check_loss_error": Metric(
         "Standard error of the second sample",
-        "How far the estimate may be off by chance: nineteen times in twenty it is off "
+        "How far the estimate can be off by chance: nineteen times in twenty it is off "
         "by at most two standard errors.",
     ),
     "objective": Metric(

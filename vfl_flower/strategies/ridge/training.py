@@ -50,7 +50,7 @@ from vfl_flower.strategies.ridge.scoring import (
 from vfl_flower.typing import Array
 
 FEW_ROWS = 2000
-"""With fewer training rows, a run warns that its error may exceed the error of methods
+"""With fewer training rows, a run warns that its error can exceed the error of methods
 that see rows, because it has only one feature for every four rows."""
 
 NARROW = 0.75
