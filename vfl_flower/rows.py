@@ -50,7 +50,7 @@ class Rows:
 
     @property
     def block_rows(self) -> int:
-        """Rows in 1 MiB, or d if that is more: blocked factorisations are O(n d^2)."""
+        """Rows in 1 MiB, but at least d, as blocked factorisations are O(n d^2)."""
         columns = max(1, self.shape[1])
         return max(columns, self._block_bytes // (8 * columns))
 

@@ -45,7 +45,7 @@ class RunEnded(FederationError):
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run and report, or plan, as the run config says; raise RunEnded on failure."""
+    """Run and report, or plan, by the run config; raise RunEnded on failure."""
     log.setLevel(logging.INFO)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
@@ -58,7 +58,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
-    """Run as the run config says, with parties of any kind; see :func:`main`.
+    """Run as the run config specifies, with parties of any kind; see :func:`main`.
 
     `more` contains further words of the command that started the run. Raises
     FederationError, ValueError or OSError, which :func:`main` turns into a sentence.

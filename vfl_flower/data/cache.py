@@ -170,7 +170,7 @@ class CacheEntry:
         return StoredIds(data, at)
 
     def load(self) -> Converted | None:
-        """Map the entry into memory; return None if it is invalid or another user's."""
+        """Map the entry into memory; return None for an invalid or another user's entry."""
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())

@@ -29,8 +29,8 @@ FEW_ROWS = 20
 """Minimum number of rows for findings about the distribution of values."""
 
 LEAST_OF_LEVEL = 5
-"""If a column's most frequent text occurs in fewer rows than this, its texts are taken
-for ids, not for levels to share."""
+"""If a column's most frequent text occurs in fewer rows than this, its texts are
+treated as ids, not as levels to share."""
 
 CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
 """Numbers that often mark a missing value, if they are an extreme of the column."""
@@ -145,7 +145,7 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
 
 
 def _to_share(features: list[Column], source: PartySource) -> Iterator[Finding]:
-    """Yield the text columns whose levels parties that hold rows must agree on."""
+    """Yield the text columns on whose levels parties that hold rows must agree."""
     names = [
         column.name
         for column in features

@@ -146,7 +146,7 @@ class IdForms:
         self._plain.add(pc.replace_substring_regex(plain, r"[^\p{L}\p{N}]", ""))
 
     def findings(self) -> Iterator[Finding]:
-        """Yield findings on forms that may differ between parties, without an id."""
+        """Yield findings, without ids, on forms that may differ between parties."""
         n, name = self._lengths.total(), self._ids.name
         if not n or self._ids.repeated():
             return

@@ -102,7 +102,7 @@ class ArrowRows(Rows):
             self._start, self._stop = self._stop, self._stop + self._batch.num_rows
 
     def _read(self, places: Array) -> Array:
-        """Return the rows at the given positions of the batch, which ascend."""
+        """Return the batch's rows at positions given in ascending order."""
         low = int(places[0])
         batch = self._batch.slice(low, int(places[-1]) + 1 - low)
         X = np.empty((len(places), self.shape[1]))
@@ -145,7 +145,7 @@ def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowR
     batch of 16,384 rows and the pages that contain them; for an Arrow file, a whole
     batch if it is compressed.
 
-    Raises ValueError if the file does not exist, and as :class:`ArrowRows` does.
+    Raises ValueError if the file does not exist, and the errors of :class:`ArrowRows`.
     """
     path = Path(path)
     files = files_of(path)

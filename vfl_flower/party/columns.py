@@ -22,7 +22,7 @@ from vfl_flower.protocol.settings import Natural
 from vfl_flower.rows import Rows
 
 ColumnKind = Literal["number", "date", "text"]
-"""Kind of a column; a column of yes and no is of the kind of numbers."""
+"""Kind of a column; columns of yes and no are columns of numbers."""
 
 
 class Declared(TypedDict):

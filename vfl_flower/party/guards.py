@@ -96,8 +96,8 @@ class Call:
 def recall_state(call: Call) -> None:
     """Load the session state from the journal, if the memory's state differs.
 
-    The memory may be lost, or may be an older copy in which masks appear unused: the
-    journal was written before the last reply left.
+    The memory may be lost, or may be an older copy in which masks appear unused. The
+    journal is up to date: it was written before the last reply left.
     """
     if call.journal is not None:
         call.journal.recall(call.memory, call.frame.state_key)
@@ -293,7 +293,7 @@ def pack_reply(call: Call) -> None:
 def note_reply(call: Call) -> None:
     """Record the reply in the journal; refuse a reply that exceeds the consent.
 
-    The journal acts twice: here, where it may refuse the reply before the memory stores
+    The journal acts twice: here, where it can refuse the reply before the memory stores
     the round, and in :func:`keep_state`.
     """
     if call.journal is not None:

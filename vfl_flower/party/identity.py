@@ -234,8 +234,8 @@ def check_listed(
 
     The credentials and this party's `place` come from the server; `known` contains the
     names and keys in the journal. Without a journal, this party trusts nobody on first
-    use. With trust on first use the server can invent a party: only a later change of
-    its key is noticed. Raises PartyError if a party is not the expected party.
+    use. With trust on first use, the server can invent a party: only a later change of
+    the key is noticed. Raises PartyError if a party is not the expected party.
     """
     pinned = consent.peers or {}
     trusts = consent.trust_on_first_use and known is not None

@@ -315,7 +315,7 @@ class Memory:
 
     @property
     def uses(self) -> frozenset[tuple[str, str]] | None:
-        """Strategies and tasks that use all steps so far; None before the first."""
+        """Strategies and tasks that use all steps so far; None before any step."""
         if not self._session or (names := self._session.get("uses")) is None:
             return None
         pairs = (name.rpartition(" ") for name in names)

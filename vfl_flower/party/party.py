@@ -153,8 +153,8 @@ class Party:
     allow_plain: bool = field(default=False, init=False)
     """Whether the party takes part in protocols that do not protect it."""
     encoding: dict[str, Any] | None = field(default=None, init=False)
-    """The conversion of its file's columns to those of `X`; stored with local models.
-    """
+    """The conversion of the file's columns to the columns of `X`; stored with local
+    models."""
     cache: dict[str, Any] = field(default_factory=dict, init=False)
     part: dict[str, Any] = field(default_factory=dict, init=False)
     predictions: Predictions | None = field(default=None, init=False)
@@ -314,8 +314,8 @@ class Party:
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
         """Check that a kind may leave, before a step reveals it, and count the kind.
 
-        With `again`, the kind was counted before. Raises PartyError if the consent does
-        not allow this kind to leave, or to leave this often.
+        `again` states that the kind was counted before. Raises PartyError if the
+        consent does not allow this kind to leave, or to leave this often.
         """
         if (counter := self._counter()) is None:
             return

@@ -149,8 +149,8 @@ class RowSet:
         """Return the number of rows in which two sets differ.
 
         For sets with weights, this number follows from the largest share that one row
-        has in the difference of the two sums at any scales: a share of a tenth counts
-        as 20 rows.
+        has in the difference of the two sums, however the sums are scaled: a share of a
+        tenth counts as 20 rows.
         """
         if self.weights is None and other.weights is None:
             first, second = (int.from_bytes(s.bits, "little") for s in (self, other))

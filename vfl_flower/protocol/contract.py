@@ -367,7 +367,7 @@ def _checked(name: str, declared: Field, value: object) -> Any:
 
 
 def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> None:
-    """Raise ContractError unless an array is as declared; record its sizes."""
+    """Raise ContractError unless an array matches its field; record its sizes."""
     if not isinstance(array, np.ndarray):
         raise ContractError(f"{name!r} must be an array")
     rule = declared.array
@@ -408,7 +408,7 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
 
 
 def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) -> None:
-    """Raise ContractError unless a shape is as declared; record its sizes."""
+    """Raise ContractError unless a shape matches its field; record its sizes."""
     words = shape.split()
     fits = len(words) == len(actual)
     for word, size in zip(words, actual, strict=False):

@@ -150,7 +150,7 @@ def _step_of(module: str, action: str) -> Step[..., Any]:
 
 @dataclass(frozen=True)
 class Reveals:
-    """A kind of value that a step reveals, beyond sums and the numbers it declares."""
+    """A kind of value that a step reveals, beyond sums and declared numbers."""
 
     kind: Kind
     """One of the kinds that a party's consent names."""
@@ -164,7 +164,7 @@ class Reveals:
     """Whether the step, once the limit is reached, continues without this kind, as if
     the parameter `when` were false."""
     counted: bool = True
-    """Whether this step counts the kind against limits; False: another step does."""
+    """Whether this step counts the kind against limits; if not, another step does."""
 
     def __call__(self, function: F) -> F:
         """Add this kind to the kinds that a function reveals; use below ``@step``."""

@@ -35,7 +35,7 @@ MOST_OF_REASON = 500  # maximum number of characters in a party's reason
 
 ABSENCE = 40.0
 """Seconds that a round trip waits for a node that is not connected. A SuperNode that
-systemd restarts is back sooner; a run that has ended can resume."""
+systemd restarts reconnects sooner; a run that has ended can resume."""
 
 PATIENCE = 1.0  # seconds for which one late reply may delay the other replies
 

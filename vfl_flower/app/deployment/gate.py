@@ -1,8 +1,8 @@
 """The gate of a SuperLink, which forwards SuperNodes' requests and nothing else.
 
 A SuperLink serves SuperNodes, ``flwr`` and its own processes on one port, and
-authenticates only SuperNodes. So it listens only on its own machine, and SuperNodes on
-other machines reach it through this gate, or through the reverse proxy in
+authenticates only SuperNodes. It therefore listens only on its own machine, and
+SuperNodes on other machines reach it through this gate, or through the reverse proxy in
 docs/deploy.md.
 """
 

@@ -6,7 +6,7 @@ three ways:
 1. *How a ServerApp starts.* A process without threads imports everything that runs
    need, once, and forks for each run of the installed package's app. A run of another
    bundle gets a new process, as in Flower, and so its own modules.
-2. *When it requests work.* It requests work every 0.2 s; Flower waits for a second.
+2. *When it requests work.* It requests work every 0.2 s; Flower does so every second.
 3. *How it reports a killed ServerApp.* It reports this at once; with Flower, the
    SuperLink waits a minute or more for heartbeats.
 """

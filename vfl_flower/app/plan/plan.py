@@ -276,7 +276,7 @@ def extended(values: Sequence[float], growth: float) -> float:
 def _extended_ledger(
     ledgers: Sequence[Ledger], growth: float, varying: Collection[str]
 ) -> Ledger:
-    """Return the ledger for `growth` times the rows from those for n / 2 and n rows.
+    """Extrapolate ledgers for n / 2 and n rows to `growth` times n rows.
 
     A step that varies with the data gets the round trips of one ledger, since a
     solver's iterations do not follow from the number of rows.

@@ -25,8 +25,8 @@ from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
 
 RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figures"
-"""Names in the folder of a run: its numbers, the text that the run prints, its page and
-the folder of its figures. The page and the figures are made from the numbers."""
+"""Names in the folder of a run, of the numbers, the text that the run prints, the page
+and the folder of figures. The page and the figures are made from the numbers."""
 
 _TRACE = "round_trips", "bytes", "value"
 """The numbers at each point of a trace."""

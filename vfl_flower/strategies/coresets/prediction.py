@@ -96,7 +96,7 @@ class CoresetPrediction(RowPrediction):
 
     @property
     def terms(self) -> Terms:
-        """Predictions; for an evaluation also moments: many errors reveal as much."""
+        """Predictions and, for an evaluation, moments: many errors reveal as much."""
         needs: tuple[Kind, ...] = ("predictions", "moments")
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 

@@ -117,7 +117,7 @@ class CoresetStrategy(JudgedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Totals and drawn rows for a coreset; also rows, or sums for single rows."""
+        """Totals and drawn rows, for a coreset, and rows or sums for single rows."""
         kinds: set[Kind] = {"rows"} if self.pools else {"row-sums"}
         if self.sampling == "coreset":
             kinds.add("totals")

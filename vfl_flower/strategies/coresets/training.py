@@ -177,7 +177,7 @@ class CoresetVRLR(LinearStrategy):
         model.clips = {k: v for k, v in clips.items() if v is not None and len(v)}
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Draw the coreset, solve on it, and evaluate the model."""
+        """Draw the coreset, train on it, and evaluate the model."""
         widths = [party.n_columns for party in parties]
         holder, n = parties.label_holder, self.n_train(parties)
         if self.solver in ("cg", "saga"):

@@ -85,7 +85,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Angles; with held-out rows also the curves."""
+        """Angles and, with held-out rows, the curves."""
         return Terms(("angles",), ("curves",) if self.test_fraction else ())
 
     @property

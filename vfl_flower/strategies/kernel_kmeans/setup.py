@@ -154,7 +154,7 @@ class KernelClustering(JudgedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Row sums; with a coreset also embedded rows."""
+        """Row sums and, with a coreset, embedded rows."""
         if self._sums:
             return Terms(("row-sums",))
         less = "With clustering='sums' the run needs only row-sums"

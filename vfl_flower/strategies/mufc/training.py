@@ -93,7 +93,7 @@ class MUFCTask(ProtocolStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Centroids, to within a bin; the objective counts as sums over single rows."""
+        """Centroids, to within a bin, and row sums, for the objective."""
         versions = party.commit in self.steps
         return Terms(("centroids",), ("row-sums",) if versions else ())
 

@@ -208,7 +208,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Sums of products; with held-out rows also the curves."""
+        """Sums of products and, with held-out rows, the curves."""
         wants: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
         return Terms(("moments",), wants, computing=self.computing)
 
