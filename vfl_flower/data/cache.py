@@ -170,7 +170,7 @@ class CacheEntry:
         return StoredIds(data, at)
 
     def load(self) -> Converted | None:
-        """Map the entry into memory; return None for an invalid or another user's entry."""
+        """Map the entry into memory; return None unless it is valid and this user's."""
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())

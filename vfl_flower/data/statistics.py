@@ -245,7 +245,7 @@ def _marker_numbers(markers: frozenset[str]) -> Array:
 
 
 def packed(texts: Any) -> Any:
-    """Return texts, none missing, as bytes: each with its length in front.
+    """Return texts, none missing, as bytes: each text is preceded by its length.
 
     :func:`~vfl_flower.party.party.digest_ids` digests the same bytes.
     """

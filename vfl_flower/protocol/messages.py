@@ -1,4 +1,4 @@
-"""Conversion between named arrays and settings and the content of a Flower message."""
+"""Conversion of named arrays and settings to the content of a message, and back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Names and other external text, made safe for a log or a terminal.
 
-A line break in a text can forge a line of a log, and an escape code can hide a line. So
-names are printable by contract, and the package's log escapes all other text.
+A line break in a text can forge a line of a log, and an escape code can hide a line.
+Therefore names are printable by contract, and the package's log escapes all other text.
 """
 
 from __future__ import annotations

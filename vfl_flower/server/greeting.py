@@ -242,7 +242,7 @@ def from_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
 
 
 def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Return nodes in order of index or name; raise FederationError without both."""
+    """Return nodes in index or name order; raise FederationError if neither exists."""
     indices = {node: reply["index"] for node, reply in replies.items()}
     if all(index == -1 for index in indices.values()):
         unnamed = [f"node {n}" for n, reply in replies.items() if not reply["name"]]

@@ -179,7 +179,7 @@ def certificates(
 
 
 def fingerprint_of(certificate: Path) -> str:
-    """Return 32 digits of a certificate's SHA-256; raise as in `read_certificate`."""
+    """Return 32 digits of a certificate's SHA-256, or raise as `read_certificate`."""
     digest = read_certificate(certificate).fingerprint(hashes.SHA256())
     return " ".join(re.findall("....", digest.hex()[:32]))
 

@@ -117,7 +117,7 @@ def cut(text: object) -> str:
 
 
 def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a summary of a run, which starts with the answer of its first result."""
+    """Return a summary of a run, which starts with the outcome of its first result."""
     first = next(iter(results.values()))
     ledger = first["ledger"]
     cost = (
