@@ -32,11 +32,11 @@ class ComputingParties(ProtocolStrategy):
 
     _: KW_ONLY
     dealer: str = "server"
-    """Who generates the correlated randomness: "server", or a party, which takes one
-    more round trip. The dealer must not collude with a computing party."""
+    """Who generates the correlated randomness: "server", or a party, which adds one
+    round trip. The dealer must not collude with a computing party."""
     computes: str = ""
-    """Party that computes with the label holder; "": the first other party that is not
-    the dealer. No two of these three may collude."""
+    """Party that computes with the label holder, with which it must not collude; "":
+    the first other party that is not the dealer."""
 
     @property
     def computing(self) -> Computing:

@@ -50,25 +50,26 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     """Share of l1 in the elastic net, ``alpha * (l1_ratio |theta|_1 + (1-l1_ratio)
     |theta|^2)``."""
     solver: Literal["gram", "central", "cg", "saga"] = "gram"
-    """"gram": from sums of products that two parties compute for the label holder; of a
-    single row, only the score leaves. "central": the server pools the coreset. "cg"
-    (conjugate gradients), "saga": the server sees the residual of each row."""
+    """"gram": fit from sums of products that two parties compute for the label holder;
+    of a single row, only the score leaves. "central": the server pools the coreset.
+    "cg" (conjugate gradients), "saga": the server sees the residual of each row."""
     fit_intercept: bool = True
     """Fit the intercept b."""
     max_iter: Natural = 200
-    """Maximum number of iterations of cg, one round trip each; for saga, of passes over
-    the coreset."""
+    """Maximum number of iterations of cg, one round trip each, or of passes of saga
+    over the coreset."""
     tol: NotNegative = 1e-6
     """Tolerance of cg and saga, in standard deviations of the labels."""
     batch_size: Natural = 32
     """Rows per round trip of saga; 1 in the paper."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out, in two more round trips. The label holder learns their
-    predictions, and the server the errors."""
+    """Share of rows held out, which adds two round trips. The label holder learns
+    their predictions, and the server learns the errors."""
     allow_two_parties: bool = False
-    """Let two parties use cg and saga, whose residuals reveal to each party the other's
-    contribution to the predictions. Also let them predict or evaluate, in training too,
-    which reveals this contribution to the label holder."""
+    """Allow two parties to use cg and saga, whose residuals reveal to each party the
+    other's contribution to the predictions. Also allow predictions and
+    evaluations, even in training, which reveal this contribution to the label
+    holder."""
 
     labelled = numeric = True
 

@@ -78,12 +78,13 @@ class CoresetStrategy(JudgedStrategy):
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
     """Number of draws, m. "auto": 50 per column of all parties, at least 2,000; if
-    there are no more rows than that, all rows are used, without draws."""
+    there are no more rows than that, all rows are used instead."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
-    """"coreset": by score; "uniform": uniformly, without repeats; "full": all rows."""
+    """"coreset": draw rows by score; "uniform": draw uniformly, without repeats;
+    "full": all rows."""
     rounds: Literal["fused", "paper"] = "fused"
     """"fused": three round trips if rows are pooled; "paper": the round trips of
-    Algorithm 1, for the same coreset."""
+    Algorithm 1, which give the same coreset."""
     evaluate: Literal["coreset", "full"] = "coreset"
     """"coreset": evaluate on the coreset, at no cost; "full": also on all training
     rows, by secure sums."""

@@ -347,8 +347,8 @@ class CoresetVKMC(sampling.CoresetStrategy):
     n_clusters: Natural = 10
     """Number of clusters, k."""
     solver: Literal["central", "distdim"] = "central"
-    """"central": weighted k-means++ on rows pooled at the server. "distdim": Ding et
-    al. (2016), from local centres and assignments."""
+    """"central": weighted k-means++ on rows pooled at the server. "distdim": the
+    algorithm of Ding et al. (2016), on local centres and assignments."""
     local_clustering: Literal["lloyd", "seeding"] = "lloyd"
     """"lloyd": k-means++ and Lloyd's iteration on a party's columns; "seeding":
     k-means++ alone, two to five times cheaper."""

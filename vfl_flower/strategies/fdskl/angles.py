@@ -243,11 +243,11 @@ class AngleStrategy(ProtocolStrategy):
 
     _: KW_ONLY
     bits: Bits = "auto"
-    """Bits per angle. "auto": 16, or 8 if rows come in batches."""
+    """Bits per angle. "auto": 8 in training with FDSKL, otherwise 16."""
     block_bytes: Natural = 16_000_000
     """Maximum bytes of angles per party and round trip."""
     topology: Topology = "star"
-    """How sums travel. "star": to the server; "ring", "tree": between parties,
+    """The path of the sums. "star": to the server; "ring" and "tree": between parties,
     encrypted, in more round trips."""
     allow_two_parties: bool = False
     """Allow two parties, although the label holder learns the other party's angles."""

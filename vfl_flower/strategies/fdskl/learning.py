@@ -60,14 +60,14 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     budget: Natural = 64_000_000
     """Maximum bytes of angles that a party sends in training."""
     rows: Count = 0
-    """Number of rows to train on; 0: as many as the budget allows, eight per
+    """Number of rows to train on; 0: as many as the budget allows, with eight rows per
     feature."""
     features: Count = 0
     """Number of random features; 0: one per eight rows, or more if the budget allows,
     up to 2,048."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out. A quarter of the budget limits how many of them are used
-    to estimate the error, in extra round trips."""
+    """Share of rows held out. As many of these rows as a quarter of the budget allows
+    are used to estimate the error, in extra round trips."""
 
     model_class = KernelModel
     question = "How well does a kernel model of all parties' columns predict {label}?"

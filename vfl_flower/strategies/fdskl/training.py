@@ -342,7 +342,7 @@ class FDSKLDirect(KernelLearning):
 
     _: KW_ONLY
     class_weight: Literal["none", "balanced"] = "none"
-    """"balanced": all classes count the same, so rare classes are found more often,
+    """"balanced": all classes have equal weight, so rare classes are found more often,
     with more false alarms; probabilities assume classes of equal size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"  # type: ignore[assignment]
     """As for FDSKL; "auto": the best of seven bandwidths, from a third of the median

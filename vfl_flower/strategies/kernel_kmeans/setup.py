@@ -81,8 +81,8 @@ class KernelClustering(JudgedStrategy):
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-gamma |x-x'|_2^2)``; "laplacian": ``exp(-gamma |x-x'|_1)``."""
     gamma: Positive | Literal["auto"] = "auto"
-    """gamma as in scikit-learn. "auto": from sums over the parties, for "gaussian" as
-    in the paper."""
+    """gamma as in scikit-learn. "auto": computed from sums over the parties (as in the
+    paper for "gaussian")."""
     eigensolver: Literal["gram", "lanczos"] = "gram"
     """"gram": one Gram matrix per iteration; "lanczos", as in the paper: one message
     per product with a vector."""
@@ -92,11 +92,11 @@ class KernelClustering(JudgedStrategy):
     """lambda: eigenvalues below it are not learned. "paper": the (k+2)-th eigenvalue of
     the first iteration; "auto": an estimate of the (s+1)-th."""
     subspace_tol: NotNegative = 0.01
-    """Stop when the subspace turns by less than this (the sine of its largest angle,
-    divided by the root of the step); 0: run all iterations."""
+    """Stop when the rotation of the subspace (the sine of its largest angle, divided by
+    the root of the step) is below this value; 0: run all iterations."""
     clustering: Literal["sums", "coreset"] = "sums"
-    """"sums": by sums over the parties; rows of the eigenvectors do not leave.
-    "coreset", as in the paper: at the server, on such rows in the clear."""
+    """"sums": cluster by sums over the parties; rows of the eigenvectors do not leave.
+    "coreset", as in the paper: cluster at the server, on such rows in the clear."""
     passes: Natural = 20
     """Maximum number of passes of k-means with clustering "sums", one round trip
     each."""
@@ -104,8 +104,8 @@ class KernelClustering(JudgedStrategy):
     """Choose k from 2 to n_clusters by a silhouette score; only with clustering
     "sums"."""
     coreset_size: Natural = 1000
-    """Number of points over all parties for clustering "coreset", besides centres; a
-    party with no more rows than its share sends all."""
+    """Number of points that all parties together send for clustering "coreset", besides
+    centres; a party with no more rows than its share sends all rows."""
     standardize: bool = False
     """Scale columns by the mean and standard deviation over all parties."""
     cem: bool = True

@@ -46,7 +46,7 @@ class StateTask(ModelTask, training.MUFCTask):
     """Base class of the tasks that use the server's state of a trained model."""
 
     server_state: training.StateFolder = dataclasses.field(default="", kw_only=True)
-    """Folder in which training kept the server's state."""
+    """Folder in which training saved the server's state."""
 
     resumable = False  # the state decides
     draws = True
@@ -279,7 +279,7 @@ class MUFCForgetClient(ForgettingTask):
 
     clients: str | pydantic.SkipValidation[Sequence[str]] = ""
     """Names of the parties to forget, "clinic-a,clinic-b"; at least two other parties
-    must stay."""
+    must remain."""
 
     task = "forget-client"
     question = "Which rows belong together, without the rows of a party that leaves?"

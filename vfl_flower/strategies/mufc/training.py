@@ -292,16 +292,16 @@ class MUFC(MUFCTask):
     """"scma": the server gets sparse counts, summed under masks. "none": it gets each
     party's centroids and cluster sizes in the clear."""
     field: PointField = dataclasses.field(default="hash", kw_only=True)
-    """How a bin becomes a field element. "hash": by a hash; "paper": by its number, for
-    few columns only."""
+    """Mapping from bins to field elements. "hash": a hash of the bin; "paper": the
+    bin's number, for few columns only."""
     n_init: Natural = dataclasses.field(default=10, kw_only=True)
     """Number of starts of the server's k-means."""
     choose_clusters: bool = dataclasses.field(default=False, kw_only=True)
     """Choose K from 2 to `n_clusters` by a silhouette score of the bins, and again
     whenever rows change."""
     server_state: StateFolder = dataclasses.field(default="", kw_only=True)
-    """Folder where the server keeps what it needs to forget rows; each party then needs
-    a `state-dir` and a name."""
+    """Folder of the state that the server needs to forget rows; each party then needs a
+    `state-dir` and a name."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if the settings do not fit together."""
