@@ -41,23 +41,23 @@ class RunSettings:
     compare: bool = False
     """Also run the baselines of the strategy."""
     dry_run: bool = False
-    """Send only `hello`; print costs and who would learn what."""
+    """Send only `hello`; print the costs, and who would learn which values."""
     alignment: str = ""
     """Name of the row order from "align" that the parties use."""
     output_dir: str = ""
     """Absolute path of the results folder; default: vfl_flower/runs in the data folder
     of the SuperLink's account."""
     timeout: Positive = 3600.0
-    """Seconds allowed for a round trip, and for parties to connect."""
+    """Seconds allowed for each round trip, and for parties to connect."""
     resume: str = ""
     """Folder, in output-dir, of a failed run to resume; only the timeout may change."""
     seed: Annotated[int, Ge(-1)] = -1
-    """0 or more, for experiments: equal settings give the same model, up to rounding;
-    -1: parties draw in private."""
+    """Seed for experiments, 0 or more: equal settings then give the same model, up to
+    rounding. -1: parties draw in private."""
     n_parties: Count = 0
     """Number of parties to wait for; 0: all connected parties, at least two."""
     data: str = "diabetes"
-    """Data for parties whose node config names none: a bundled set,
+    """Data for parties whose node config names no data: a bundled set,
     "synthetic:n=10000,d=30", or an absolute path."""
 
 

@@ -1,6 +1,7 @@
-"""The options that say how a party file is read, declared once.
+"""The options for reading a party file, declared once.
 
-Run config, node config and the commands that take a file have a key for each.
+The run config, the node config and the commands that read a file have a key for each
+option.
 """
 
 from __future__ import annotations
@@ -13,34 +14,36 @@ from vfl_flower.shapes import shapes_only
 @shapes_only
 @settings
 class FileOptions:
-    """How a party file is read."""
+    """Options for reading a party file."""
 
     id_column: str = ""
     """Column with the row ids."""
     label_column: str = ""
-    """Column with the labels; in a folder of files, one file must have it."""
+    """Column with the labels; in a folder of files, one file must contain it."""
     columns: str = ""
     """Feature columns, "a,b,c"; default: all other columns."""
     standardize: bool = False
-    """Parties scale columns to mean 0 and standard deviation 1."""
+    """Each party scales its columns to mean 0 and standard deviation 1."""
     one_hot: bool = True
     """true: text columns become 0/1 columns; false: text is an error."""
     impute: Impute = "mean"
     """Replacement for missing values; none: missing values are an error."""
     missing: str = ""
-    """Texts that mean a missing value, besides empty cells, "NA,?,-999"; default: NA,
-    N/A, NaN, null, None, ?, - and a point, in upper or lower case."""
+    """Texts that mark a missing value, besides empty cells, as in "NA,?,-999".
+    Default: NA, N/A, NaN, null, None, "?", "-" and ".", in upper or lower case."""
     max_levels: Count = 0
-    """A text column with more levels than this keeps the most frequent ones and
-    "other"; 0: with more than 100 levels, it keeps 20."""
+    """Maximum number of levels of a text column. If there are more, the most frequent
+    are kept, and the rest become "other". 0: a column with more than 100 levels keeps
+    20."""
     levels: str = ""
     """Levels of text columns, equal at all parties: "sex=f|m;region=north|south", or
     (not in a run config) the absolute path of a TOML file; default: the levels in each
     party's file."""
     delimiter: str = ""
-    """CSV separator, one character or "tab"; default: comma, semicolon, tab or bar."""
+    """CSV separator, one character or "tab"; default: comma, semicolon, tab or vertical
+    bar."""
     encoding: str = ""
-    """CSV encoding; default: as its byte order mark says, else UTF-8 if valid, else
-    Windows-1252 or Latin-1."""
+    """CSV encoding; default: the encoding of the byte order mark, else UTF-8 if valid,
+    else Windows-1252 or Latin-1."""
     header: bool = True
-    """The first line of a CSV names its columns; false: x0, x1, ..."""
+    """The first line of a CSV file names the columns; false: x0, x1, ..."""
