@@ -47,12 +47,12 @@ _HOW_TO_READ = """\
 """
 
 _RULES = """\
-# Which runs this party joins, and what may leave it. Missing keys have the values that
-# are written here. Lines that begin with "#" are examples of keys not set by default.
+# Runs that this party joins, and values that may leave it. Missing keys have the values
+# written here. Lines that begin with "#" are examples of keys not set by default.
 
-# strategies = {strategies}  # permit only these; default: all
-# tasks = ["train", "predict"]  # permit only these; default: all
-min-parties = 3             # minimum number of parties: 3 or more unless two-parties
+# strategies = {strategies}  # permit only these strategies; default: all
+# tasks = ["train", "predict"]  # permit only these tasks; default: all
+min-parties = 3             # minimum number of parties, 3 or more; with two-parties, 2
 two-parties = false         # true: also join runs with one other party, which can then
                             # compute this party's contribution to each sum that it
                             # learns
@@ -61,24 +61,24 @@ two-parties = false         # true: also join runs with one other party, which c
                             # runs of three or more parties
 # computes = ["weather"]    # parties that may compute such products with the label
                             # holder; default: the first of the other parties
-# changed-parties = ["lab"] # parties that may join or leave sums over the same rows;
-                            # the difference reveals such a party's contribution
-allow-seed = false          # true: also join runs whose seed the server knows; it can
-                            # then repeat this party's random draws
+# changed-parties = ["lab"] # parties that may join or leave between two sums over the
+                            # same rows; the two sums then reveal their contribution
+allow-seed = false          # true: also join runs whose seed the server knows; the
+                            # server can then repeat this party's random draws
 trust-on-first-use = false  # true: if a party has no line in [peers], pin its key in
                             # its first run; the server can then invent a party
 column-names = false        # true: where parties hold rows, send column names to the
                             # server, not only their digests
 # max-round-trips = 100     # maximum number of messages answered in one run
-# max-bytes = 1000000000    # maximum total bytes of the replies in one run
+# max-bytes = 1000000000    # maximum total size of the replies in one run, in bytes
 max-refusals = 100          # number of refusals, over all runs, after which the party
-                            # answers nothing
-min-changed-rows = 20       # minimum number of rows in which two different row sets of
-                            # sums must differ: the difference reveals the sum over
-                            # those rows
+                            # stops answering
+min-changed-rows = 20       # minimum number of rows by which two unequal row sets of
+                            # sums must differ: the difference between the sums
+                            # reveals the sum over these rows
 # most-row-sets = 50        # maximum number of different row sets of sums, over all
                             # runs; default: a twentieth of the rows, at least 30
-# accept-alignments = ["server"]  # use a row order from "align" without
+# accept-alignments = ["server"]  # use row orders from "align" without
                             # 'vfl-flower align --accept'
 
 [leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: at most these
