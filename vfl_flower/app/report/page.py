@@ -67,12 +67,12 @@ WORDS = {
     "Round trip": "One request from the server to the parties, and all their replies.",
     "Under a mask": "Hidden by random numbers that cancel in the sum over all parties: "
     "the server learns the sum, but no party's contribution.",
-    "In the clear": "Readable by whoever receives it.",
+    "In the clear": "Readable by anyone who receives it.",
     "Standard error": OF_SPREAD,
-    "Consent": "A file in which a party lists what may leave it. The party's program "
-    "refuses everything else.",
+    "Consent": "A file in which a party lists the values that may leave its machine. "
+    "The party's program refuses everything else.",
 }
-"""What the page's words mean."""
+"""Definitions of the words of the page."""
 
 
 def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
