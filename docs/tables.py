@@ -82,7 +82,7 @@ def settings() -> str:
         "# Settings",
         "",
         "These are the keys of a run config, as in `--set ridge.rows=5000`. In Python",
-        "they are the strategies' arguments, with underscores.",
+        "they are arguments of the strategies, with underscores instead of hyphens.",
     ]
     described: dict[tuple[str, ...], Key] = {}
     for section, keys in sections():
