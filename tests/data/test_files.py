@@ -303,7 +303,7 @@ def test_damaged_files(tmp_path, name, keep, caplog):
         ({"X": np.eye(2), "y": ["b", "b"]}, "must hold numbers or 2 to 100 classes"),
         ({"X": np.eye(2), "ids": [1, 1]}, "got 1 repeated"),
         ({"X": np.eye(2), "ids": [1.0, 2.0]}, "must hold integers or text"),
-        ({"X": np.eye(2), "y": [1, 2], "columns": ["y", "b"]}, "a column 'y' of X"),
+        ({"X": np.eye(2), "y": [1, 2], "columns": ["y", "b"]}, "a column 'y' in X"),
         ({"X": np.zeros((0, 2))}, "no rows"),
         ({"X": np.zeros((2, 0))}, "has no feature column"),
     ],

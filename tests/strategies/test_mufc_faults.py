@@ -241,8 +241,8 @@ COPIES = "files and models do not add up to numbers from 0 .*north, south, west"
     ("task", "privacy", "sizes", "totals", "rule"),
     [
         # In the clear a party may send any sizes.
-        (removal, "none", 5, [5.0, 0, 0, 0], "at most 29 rows"),
-        (addition, "none", -1, [-1.0, 0, 0], "at least 29 rows"),
+        (removal, "none", 5, [5.0, 0, 0, 0], "at most 29, the"),
+        (addition, "none", -1, [-1.0, 0, 0], "at least 29, the"),
         # Copies of forgotten rows, in files and in models.
         (removal, "scma", 0, [0, 0, -5.0, 0], COPIES),
         (removal, "scma", 0, [0, 0, 0, -5.0], COPIES),

@@ -204,7 +204,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--data", "diabetes", "--parties", 1], "needs at least 2 parties, got 1"),
         (["--parties", 2, "--set", "n-parties=3"], "2, the number of parties, got 3"),
         (["--set", "task=predict"], "task must be set by --task alone, got 'predict'"),
-        (["--set", "strategy=fdskl"], "by the argument STRATEGY, got 'fdskl'"),
+        (["--set", "strategy=fdskl"], "the argument STRATEGY alone, got 'fdskl'"),
         (["--set", "coreset-vrlr.loss=3"], "no key 'coreset-vrlr.loss'\n"),
         (["--set", "scores=3"], "no key 'scores'\n"),
         (["--set", "coreset-vrlr.alpa=3"], "mean 'coreset-vrlr.alpha'?"),
