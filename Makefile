@@ -55,10 +55,10 @@ demo: $(DEMO)
 	$(PY) -m simulations.flights .demo/parties .demo/runs
 
 test: $(INSTALLED)
-	$(PY) -m pytest -n 4 --dist worksteal
+	$(PY) -m pytest -n 3 --dist worksteal
 
 test-times: $(INSTALLED)
-	$(PY) -m pytest -n 4 --dist worksteal --cpu
+	$(PY) -m pytest -n 3 --dist worksteal --cpu
 
 mutants: $(INSTALLED)
 	$(PY) benchmarks/mutants.py $(MUTANTS)
