@@ -19,6 +19,7 @@ from vfl_flower.numerics.kmeans import (
     lloyd,
     partial_distances,
     seed_centers,
+    simplified_silhouettes,
     weighted_kmeans,
 )
 
@@ -154,6 +155,13 @@ def test_exact_centers_stay_exact():
 
 
 # --- at the server -------------------------------------------------------------------
+
+
+def test_silhouettes_of_a_worked_example():
+    """At 1, the centres 0 and 10 are 1 and 9 away; the last row lies on two centres."""
+    rows, centers = np.array([[0.0], [1.0], [5.0]]), np.array([[0.0], [10.0]])
+    np.testing.assert_allclose(simplified_silhouettes(rows, centers), [1, 1 - 1 / 9, 0])
+    assert simplified_silhouettes(rows[:1], np.zeros((2, 1))) == 1
 
 
 def test_weighted_kmeans_weighs():

@@ -263,13 +263,16 @@ def test_circle_takes_values_of_any_size(value):
 
 def test_random_reads_the_stream_in_order_and_no_more():
     stream = io.BytesIO(bytes(range(256)))
-    for bits, first in ((16, 0x0100), (32, 0x07060504)):
+    for bits, first in ((16, 0x0100), (32, 0x09080706)):
         circle = Circle(bits, 1)
-        got = [circle.random(stream.read, count) for count in (1, 0, 1)]
-        assert [len(part) for part in got] == [1, 0, 1]
+        start = stream.tell()
+        got = [circle.random(stream.read, count) for count in (1, 0, 2)]
+        assert [len(part) for part in got] == [1, 0, 2]
         assert got[0].dtype == circle.dtype
+        words = np.arange(start, stream.tell(), dtype=np.uint8).view(circle.dtype)
+        assert np.concatenate(got).tolist() == words.tolist()
         assert int(got[0][0]) == first
-    assert stream.tell() == 12
+    assert stream.tell() == 18
 
 
 def test_circle_labels_differ():

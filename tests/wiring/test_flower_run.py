@@ -80,9 +80,12 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.second
 def test_timeout(probe, organisations):
-    processes = organisations.deployment.processes
+    processes, runs = organisations.deployment.processes, list[str]()
+    given = {"run_config": {"mode": "hang"}, "timeout": 5, "started": runs.append}
     with pytest.raises(RunFailed, match="did not finish within 5 s"):
-        submit(processes, probe, run_config={"mode": "hang"}, timeout=5)
+        submit(processes, probe, **given)
+    (row,) = processes.flwr("ls", CONNECTION, "--run-id", *runs)["runs"]
+    assert row["status"] == "finished:stopped"
 
 
 def test_lines_that_come_at_the_end_are_shown(tmp_path):
