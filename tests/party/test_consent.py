@@ -412,7 +412,7 @@ def test_what_is_not_of_rows_is_counted_by_times(tmp_path):
 
     run()
     run()
-    with pytest.raises(PartyFailed, match="at most 2 releases of coefficients over"):
+    with pytest.raises(PartyFailed, match="at most 2 disclosures of coefficients over"):
         run()
 
 
@@ -422,7 +422,7 @@ def test_times_in_a_run_are_counted():
     party.reveal("coefficients")
     party.reveal("coefficients")
     party.reveal("coefficients", again=True)  # what was told may be told again
-    with pytest.raises(PartyError, match=r"at most 2 .* in a run; .* would be 3"):
+    with pytest.raises(PartyError, match=r"at most 2 .* in a run; .* make it 3"):
         party.reveal("coefficients")
 
 

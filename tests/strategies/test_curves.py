@@ -231,7 +231,7 @@ def test_a_limit_leaves_the_curves_out_and_the_run_goes_on(solver, tmp_path, cap
         assert "test_loss" in result.metrics
         had.append(bool(result.curves))
     assert had == [True, True, False]
-    assert "at most 2 releases of curves over the life" in caplog.text
+    assert "at most 2 disclosures of curves over the life" in caplog.text
 
 
 @pytest.mark.parametrize(

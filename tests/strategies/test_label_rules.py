@@ -230,7 +230,7 @@ def test_a_training_counts_its_columns_and_one_more():
     local = 72  # columns of the data
     counted = local + 2 + 8 + 1
     assert asked(Limit(run=counted)).metrics["local_columns"] == local
-    with pytest.raises(vf.PartyFailed, match="releases of moments in a"):
+    with pytest.raises(vf.PartyFailed, match="disclosures of moments in a"):
         asked(Limit(run=counted - 1))
 
 

@@ -1017,7 +1017,10 @@ def test_consent_counts_columns_and_scores(tmp_path):
     local = 55  # columns of the 360 rows to train on
     columns = local + 2 + 16 + 1  # and the training
     for limit, rule in (
-        (Limit(life=columns), f"at most {columns} releases of moments over the life"),
+        (
+            Limit(life=columns),
+            f"at most {columns} disclosures of moments over the life",
+        ),
         # On few rows the label holder can compute columns of 0 and 1 of the others.
         (Limit(rows=361), "at least 361 rows in each Gram matrix"),
         (Limit(life=columns + 1, rows=360), ""),
@@ -1034,7 +1037,9 @@ def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_pat
     training = strategy(joint_features=16, seed=0, relevance=True)
     local = 65  # columns of the data
     columns = 2 * (local + 2 + 16) + 1
-    refused = pytest.raises(PartyFailed, match=r"'p2'.* releases of moments over the")
+    refused = pytest.raises(
+        PartyFailed, match=r"'p2'.* disclosures of moments over the"
+    )
     for more, outcome in ((3, refused), (4, nullcontext())):
         federation = real(tmp_path / str(more), 3, allow_seed=True)
         for member, of_holder in zip(federation, (0, 0, more), strict=True):

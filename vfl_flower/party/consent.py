@@ -317,7 +317,7 @@ class Releases:
     """All tags of the kinds that this message reveals."""
 
     def count(self, kind: Kind, number: int = 1) -> None:
-        """Count releases of a kind; raise PartyError above a limit.
+        """Count disclosures of a kind; raise PartyError above a limit.
 
         Kinds that describe single rows are counted in :meth:`add` instead.
         """
@@ -335,8 +335,8 @@ class Releases:
         ):
             if bound is not None and before + number > bound:
                 raise PartyError(
-                    f"this party's consent allows at most {bound} releases of {kind} "
-                    f"{when}{each}; with this step there would be {before + number}"
+                    f"this party's consent allows at most {bound} disclosures of "
+                    f"{kind} {when}{each}; this step would make it {before + number}"
                 )
         times[count : count + number] = True
         self.run[kind] = times

@@ -355,7 +355,7 @@ def check_journal(db: sqlite3.Connection, path: Path) -> None:
         )
         raise PartyError(
             "this party's journal was lost or restored from a backup: its operator "
-            "must confirm the journal before this party answers again"
+            "must confirm the journal before the party adds up rows"
         )
     if known is None:
         db.execute("INSERT INTO row_journal VALUES (?)", (inode,))

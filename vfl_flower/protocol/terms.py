@@ -26,14 +26,14 @@ Kind = Literal[
 KINDS: dict[Kind, str] = {
     "rows": "rows in the clear, or sums that reveal them",
     "embedded-rows": "rows of an embedding, which reveal distances between rows",
-    "angles": "sums that reveal columns to one of the parties, up to a linear map",
+    "angles": "sums that reveal columns to label holders, up to a linear map",
     "centroids": "rounded means of several rows, used as cluster centres",
     "predictions": "this party's contribution to the prediction of a row",
     "row-sums": "sums, over the parties, of numbers for single rows or of functions "
     "that the server chooses",
-    "totals": "totals of scores, and the rows that were drawn by score",
+    "totals": "totals of scores, and which rows were drawn by score",
     "coefficients": "this party's coefficients of a linear model",
-    "moments": "means and sums of products of columns, sent to the label holder",
+    "moments": "means, and sums of products of columns, mostly for label holders",
     "curves": "means of labels and predictions, each over 20 rows or more, or counts "
     "of rows by true and predicted class, sent to the server",
 }

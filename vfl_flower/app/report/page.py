@@ -69,8 +69,8 @@ WORDS = {
     "the server learns the sum, but no party's contribution.",
     "In the clear": "Readable by anyone who receives it.",
     "Standard error": OF_SPREAD,
-    "Consent": "A file in which a party lists the values that may leave its machine. "
-    "The party's program refuses everything else.",
+    "Consent": "A file that permits values to leave a party, besides sums. The party's "
+    "program refuses everything else.",
 }
 """Definitions of the words of the page."""
 
