@@ -446,12 +446,12 @@ def _minimise(
     whenever the mean curvature of the loss has changed by a factor of 4, because the
     curvature approaches 0 as the loss does.
 
-    f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the multiples of the k
-    columns in `free`, the last of which is b; `start` is the initial x, 0 by default.
-    `W`, (n, K) or (n, 1), are weights of the rows, which add up to 1. The last column
-    in `free` is ones, without a penalty. The other columns in `free` have a mean square
-    of 1 or are zeros, and their multiples have the penalty of `LARGEST_TURN`. Returns
-    x, f, and whether all columns have reached the optimum.
+    f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the coefficients of the
+    k columns in `free`; its last row is b; `start` is the initial x, 0 by default. `W`,
+    (n, K) or (n, 1), are weights of the rows, which add up to 1. The last column in
+    `free` is ones, without a penalty. The other columns in `free` have a mean square of
+    1 or are zeros, and their multiples have the penalty of `LARGEST_TURN`. Returns x,
+    f, and whether all columns have reached the optimum.
     """
     from scipy.optimize import minimize
 

@@ -150,7 +150,8 @@ def check_peers(call: Call) -> None:
     """Refuse the keys of parties with which this party does not consent to run.
 
     A server that invents a party would learn the values meant for that party. The
-    party's own credential is compared as it was before the run assigned its place.
+    party's own credential is compared in its form before the run assigned the party a
+    place.
     """
     consent, (private_key, _) = call.party.consent, call.keys
     if consent is not None:

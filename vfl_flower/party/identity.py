@@ -218,7 +218,7 @@ def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> N
         if not _is_signed(peer.identity, signature, listed):
             raise PartyError(
                 f"party {peer.name!r} has not signed the list of the parties' keys, "
-                "without which this party answers no second message"
+                "which this party needs to answer a second message"
             )
 
 

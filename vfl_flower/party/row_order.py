@@ -62,7 +62,7 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     if ids is None:
         raise PartyError(
             "an alignment needs an id for each row: set id-column in the node config, "
-            "or ids of the Party"
+            "or give the Party ids"
         )
     texts, fault = normal.normal_ids(ids)
     if fault:
@@ -205,7 +205,7 @@ def read_order(folder: Path | None, name: str) -> RowOrder:
         except FileNotFoundError:
             raise PartyError(
                 f"this party's state-dir has no alignment {name!r}: use an existing "
-                "alignment, or first run the strategy align with this name"
+                "alignment, or first run align with this name"
             ) from None
     try:
         stored = read_npz(io.BytesIO(data), compressed=False)

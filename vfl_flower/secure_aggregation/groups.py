@@ -265,8 +265,8 @@ class Field(PrimeField, Group):
     def random(self, take: Take, count: int) -> Array:
         """Return `count` uniform elements, by rejection.
 
-        Each element is read from eight bytes, little endian, using as many of the
-        lowest bits as p has. Values of p or more are discarded, and the next eight
+        Each element is read from eight bytes, little endian, using only as many of the
+        lowest bits as p has bits. Values of p or more are discarded, and the next eight
         bytes are read instead.
         """
         mask = np.uint64(2 ** self.p.bit_length() - 1)

@@ -35,7 +35,7 @@ class ComputingParties(ProtocolStrategy):
     """Who generates the correlated randomness: "server", or a party, which adds one
     round trip. The dealer must not collude with a computing party."""
     computes: str = ""
-    """Party that computes with the label holder, with which it must not collude; "":
+    """Party that computes with the label holder; the two must not collude; "":
     the first other party that is not the dealer."""
 
     @property

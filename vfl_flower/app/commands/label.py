@@ -42,7 +42,7 @@ def label(
         raise ValueError("node config must set 'data' to the new rows' file")
     source = party_source(config, {})
     if source.state_dir is None:
-        raise ValueError("node config must set the 'state-dir' of training")
+        raise ValueError("node config must set 'state-dir' as in training")
     for place in (Path(source.data), source.state_dir):
         files = place.iterdir() if place.is_dir() else [place]
         if output.exists() and any(output.samefile(f) for f in files if f.exists()):

@@ -78,7 +78,7 @@ def show(
 
 
 def _described(stored: reports.Stored) -> dict[str, Any]:
-    """Return a file's content, but only the shape of an array of several numbers."""
+    """Return a file's content, with the shapes of arrays of several numbers."""
     loaded = load_model(stored.file)
     named = {"model": stored.name, "strategy": stored.strategy, "task": stored.task}
     arrays = {

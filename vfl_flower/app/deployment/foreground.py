@@ -56,7 +56,8 @@ class Shown:
     ) -> subprocess.Popen[str]:
         """Start a command, which gets the signal `kind` if this process is killed.
 
-        The command and its output are printed. Errors call the process `name`.
+        The command and its output are printed. Error messages refer to the process as
+        `name`.
         """
         typer.echo(f"$ {shlex.join(command)}")
         tied = [sys.executable, "-Ic", TIED, str(os.getpid()), str(int(kind))]

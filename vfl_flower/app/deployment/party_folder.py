@@ -218,6 +218,6 @@ def _with_peers(text: str, new: Mapping[str, str], path: Path) -> str:
         if tomllib.loads(added) == expected:
             return added
     raise ValueError(
-        f"{path} must list its peers below a line [peers]; add there: "
+        f"{path} must list its peers below a line [peers]; add these: "
         f"{'; '.join(lines.splitlines())}"
     )

@@ -19,7 +19,7 @@ NUMBERS = frozenset(str(np.dtype(code)) for code in "?bhilBHILfd")
 
 @lru_cache(4096)
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the header of NumPy's file of an array in C order."""
+    """Return the header of the NumPy file (.npy) of a C-order array."""
     header = BytesIO()
     about = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, about)

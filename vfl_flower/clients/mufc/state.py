@@ -238,7 +238,7 @@ class StateFile:
         return self.error(f"{self.owner} has no state of model {self.model}")
 
     def _check(self, db: sqlite3.Connection) -> None:
-        """Raise unless the file is of this class, this format and this model."""
+        """Raise unless the file has this class and format, and is the model's."""
         if _is_empty(db):  # left by a killed `create`
             raise self._missing()
         what = f"the state of model {self.model} at {self.owner}"

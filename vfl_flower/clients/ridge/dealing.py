@@ -96,8 +96,8 @@ def part(
 
     A dealing party knows each party's number of columns from its local model, so the
     other parties need not wait for the randomness. By default, the server is the
-    dealer, and the second party is the first party that neither deals nor holds the
-    labels.
+    dealer, and the other computing party is the first that is neither dealer nor label
+    holder.
     """
     if "local" not in party.part:
         raise PartyError("this run has no model of this strategy")

@@ -235,7 +235,7 @@ class CoresetStrategy(JudgedStrategy):
     def _pool(
         self, parties: Parties, rows: Array | range
     ) -> tuple[list[Array], Array | None]:
-        """Request rows, or a range of training rows, and labels from the parties."""
+        """Request labels, and rows or a range of training rows, from the parties."""
         ends = (rows.start, rows.stop) if isinstance(rows, range) else (None, None)
         replies = parties.ask(
             party.pooled_rows,

@@ -345,8 +345,8 @@ class FDSKLDirect(KernelLearning):
     """"balanced": all classes have equal weight, so rare classes are found more often,
     with more false alarms; probabilities assume classes of equal size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"  # type: ignore[assignment]
-    """As for FDSKL; "auto": the best of seven bandwidths, from a third of the median
-    bandwidth to four times it."""
+    """As for FDSKL; "auto": the best of seven, from 1/3 to 4 times the median
+    bandwidth."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, angle_sums.angles, training.fit),

@@ -172,8 +172,8 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     """Bandwidth in the unit of the scaled columns. "median": several bandwidths, 0.3 to
     1 times the bandwidth of the median heuristic, computed from sums over all rows."""
     joint_features: Count = 0
-    """Number of random features of all columns together; 0: as many as leave four rows
-    per column, up to 2,048."""
+    """Number of random features over all columns; 0: the largest number that leaves
+    four rows per column, up to 2,048."""
     relevance: bool = True
     """Solve twice, in four more round trips: each party learns how sensitive the
     model is, on average, to each of its columns, and scales the columns accordingly.
