@@ -451,7 +451,7 @@ def test_peers_in_a_form_that_cannot_be_added_to(place, airline, take_part):
     _, one = write_card(place)
     path = airline / "consent.toml"
     path.write_text(text := "peers = {}\n")
-    rule = "must list its peers below a line [peers]; add there: weather = "
+    rule = "must list its peers below a line [peers]; add these: weather = "
     assert rule in refused(*take_part, "--peer", one)
     assert path.read_text() == text
 
