@@ -121,7 +121,7 @@ def coresets() -> None:
         text(480, 26, "2. draw", "b"),
         text(570, 26, "3. weight", "b"),
         *columns(20, top, len(scores), side, several=False),
-        text(270, 46, "each party's part in its colour", "s"),
+        text(270, 46, "each party in its colour", "s"),
     ]
     for i, row in enumerate(scores):
         y, left = top + i * side, 270.0
