@@ -422,8 +422,8 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
 @pytest.mark.parametrize(
     ("tables", "rule"),
     [
-        ({"leaves": {"rows": {}}}, "rows"),
-        ({"min-parties": 5, "min_parties": 3}, "min_parties"),
+        ({"leaves": {"rows": {}}}, "rows must be true, false or a table"),
+        ({"min-parties": 5, "min_parties": 3}, "must be written with '-'"),
     ],
     ids=["an empty limit", "a key in two spellings"],
 )
