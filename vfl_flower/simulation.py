@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from vfl_flower.app.flwr_internals.runs import Run, TaskIdentity
-from vfl_flower.app.flwr_internals.serialisation import arrived, restored
+from vfl_flower.app.flwr_internals.serialisation import arrived
 from vfl_flower.party.answering import serve
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import Party
@@ -133,7 +133,7 @@ class InProcessGrid(Grid):
         message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
         request = arrived(message)
         node_id = request.metadata.dst_node_id
-        context = restored(self._contexts[node_id])
+        context = copy.deepcopy(self._contexts[node_id])
         reply = self._app(request, context)
         # Only now: a killed process would leave the context unchanged.
         self._contexts[node_id] = context

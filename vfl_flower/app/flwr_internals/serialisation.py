@@ -1,4 +1,4 @@
-"""Conversion of objects that Flower sends and stores into bytes and back."""
+"""Conversion of objects that Flower sends into bytes and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, Context, Message, RecordDict
+from flwr.app import Array, Message, RecordDict
 from flwr.common import serde
 from flwr.common.constant import SType
 from flwr.proto.recorddict_pb2 import Array as ProtoArray
@@ -82,8 +82,3 @@ def message_to_bytes(message: Message) -> bytes:
 def arrived(message: Message) -> Message:
     """Return a copy, with separate memory, of a message as its recipient gets it."""
     return serde.message_from_proto(serde.message_to_proto(message))
-
-
-def restored(context: Context) -> Context:
-    """Return a copy, with separate memory, of a context as the next message gets it."""
-    return serde.context_from_proto(serde.context_to_proto(context))
