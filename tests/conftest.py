@@ -43,6 +43,15 @@ def _cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _one_worker_of_ray():
+    """Let Ray start one worker, and only when it is needed: each imports all anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 1}')
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def explained():
     """Fail whatever test gets a metric that its strategy does not explain."""
     start = ProtocolStrategy.start
@@ -78,7 +87,7 @@ hypothesis.settings.register_profile(
     "first",
     deadline=None,
     derandomize=True,
-    max_examples=40,
+    max_examples=25,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("first")

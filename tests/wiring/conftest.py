@@ -18,12 +18,6 @@ def free_port() -> Iterator[Callable[[], int]]:
         yield free_port
 
 
-@pytest.fixture(autouse=True)
-def _no_idle_workers(monkeypatch) -> None:
-    """Let Ray start no workers in advance: those of Flower have another environment."""
-    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
-
-
 @pytest.fixture(scope="session")
 def project() -> Path:
     return Path(__file__).parents[2]

@@ -20,7 +20,8 @@ CONFIG = {"data": "diabetes", "coreset-vrlr.size": 100, "seed": 7, "n-parties": 
 
 
 @pytest.mark.second
-def test_three_supernodes(tmp_path, capfd):
+def test_three_supernodes(tmp_path, capfd, monkeypatch):
+    monkeypatch.delenv("RAY_OVERRIDE_RESOURCES")  # several workers, as users have
     nodes = [{"partition-id": index, "num-partitions": 3} for index in range(3)]
     parties = [load_party(party_source(node, CONFIG)) for node in nodes]
     (strategy,) = make_strategies(check_run_config(CONFIG)).values()
