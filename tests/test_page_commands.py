@@ -66,10 +66,7 @@ NOT_HERE = {
         f"docs/papers/{name}-results.md": {r"python ": "minutes or hours, and data"}
         for name in ("coresets", "fdskl", "kernel_kmeans", "mufc", "ridge")
     },
-    "docs/reports.md": {
-        r"vfl-flower report": "of runs that are there: tests/app",
-        r"vfl-flower simulate": "its pictures; as those of docs/simulate.md, longer",
-    },
+    "docs/reports.md": {r"vfl-flower report": "of runs that are there: tests/app"},
     "docs/simulate.md": {
         r"git|make demo|source ": "of a clean clone, which CI makes",
         r"export|flwr run |vfl-flower simulate-app": (
