@@ -254,7 +254,7 @@ def test_rows_that_are_no_finite_numbers(value):
 )
 def test_blocks_that_are_not_those_of_the_parties(model, spoil):
     actual = spoil(blocks(model))
-    with pytest.raises(ValueError, match="predict takes one matrix for each party"):
+    with pytest.raises(ValueError, match="predict needs one matrix for each party"):
         model.predict(actual)
 
 
@@ -378,7 +378,7 @@ def test_a_file_that_is_no_model(tmp_path, name):
 
 @pytest.mark.parametrize("blocks", [None, np.ones((3, 2)), 5])
 def test_blocks_that_are_no_list(blocks):
-    with pytest.raises(ValueError, match="predict takes a list of matrices"):
+    with pytest.raises(ValueError, match="predict needs a list of matrices"):
         LINEAR.predict(blocks)
 
 
@@ -406,5 +406,5 @@ def test_a_compressed_file_is_not_read(tmp_path):
     """A file of 0.5 MB became 1.2 GB."""
     with np.load(LINEAR.save(tmp_path / "model.npz")) as file:
         np.savez_compressed(tmp_path / "small.npz", **dict(file))
-    with pytest.raises(ValueError, match="damaged, or not a saved model"):
+    with pytest.raises(ValueError, match="damaged, or is not a saved model"):
         load_model(tmp_path / "small.npz")

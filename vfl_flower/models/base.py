@@ -341,7 +341,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
     except UnpackedSizeError as error:
         raise ValueError(f"the file is not a saved model: {error}") from None
     except (*DAMAGED, TypeError):
-        raise ValueError("the file is damaged, or not a saved model") from None
+        raise ValueError("the file is damaged, or is not a saved model") from None
     if version != FORMAT:
         raise ValueError(
             f"the file must hold a model of format {FORMAT}, got format {version}"
@@ -365,7 +365,7 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
     """
     if isinstance(blocks, np.ndarray) or not isinstance(blocks, Sequence):
         raise ValueError(
-            "predict takes a list of matrices, one for each party in party order, got "
+            "predict needs a list of matrices, one for each party in party order, got "
             f"{type(blocks).__name__}"
         )
     for block in blocks:
@@ -378,15 +378,15 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
     rows = shapes[0][:1] if shapes else ()
     if shapes != [(*rows, width) for width in widths]:
         raise ValueError(
-            "predict takes one matrix for each party, in party order, with the same "
-            f"rows and {list(widths)} columns, got {len(shapes)} arrays of shapes "
-            f"{shapes[:5]}"
+            "predict needs one matrix for each party, in party order, with equal "
+            f"numbers of rows and {list(widths)} columns, got {len(shapes)} arrays of "
+            f"shapes {shapes[:5]}"
         )
     for place, array in enumerate(arrays):
         real = array.dtype.kind in "biuf"
         if bad := array.size - (np.count_nonzero(np.isfinite(array)) if real else 0):
             raise ValueError(
-                f"predict takes finite real numbers, but matrix {place} (counted from "
+                f"predict needs finite real numbers, but matrix {place} (counted from "
                 f"0) has {bad} other values"
             )
     return arrays

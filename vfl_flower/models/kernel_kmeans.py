@@ -175,6 +175,6 @@ def _with_map(part: Mapping[str, Any]) -> EmbeddingPart:
     """Return a party's local model; raise ValueError if it cannot map rows."""
     if "P" not in part:
         raise ValueError(
-            "only a model of split rows, trained with cem, can label new rows"
+            "only a model trained on split rows with cem can label new rows"
         )
     return cast(EmbeddingPart, part)
