@@ -288,7 +288,7 @@ def test_clusters_forget(tmp_path):
     for rows, wrong in (([0], "rows in the model"), ([120], "rows in the model")):
         with pytest.raises(ValueError, match=wrong):
             model.forget(GROUPS, rows)
-    with pytest.raises(ValueError, match=r"the 120 rows of fit, .* got 119"):
+    with pytest.raises(ValueError, match=r"the 120 rows passed to fit, .* got 119"):
         model.forget(GROUPS[1:], [1])
     mask = np.arange(120) == 7
     masks = mask, pd.Series(mask), mask.tolist(), mask.astype(int)
@@ -379,8 +379,8 @@ def test_names_of_columns():
         ([], r"counts of at least 1 .* n_features = 4, got \[\]"),
         ([2, 1], r"counts of at least 1 .* n_features = 4, got \[2, 1\]"),
         ([4, 0], r"counts of at least 1 .* n_features = 4, got \[4, 0\]"),
-        ([2, [2, 3]], "only counts or only lists"),
-        (["a", "b"], "only counts or only lists"),
+        ([2, [2, 3]], "either counts or lists"),
+        (["a", "b"], "either counts or lists"),
         ([[0, 1], [2, 4]], "has 4, but X has n_features = 4"),
         ([["x0", "x1"], ["x2", "y"]], "has 'y', but X has n_features = 4"),
         ([[0, 1], [2]], "each of the n_features = 4 items once"),
@@ -401,7 +401,7 @@ def test_columns_that_do_not_fit(given, wrong):
             (GROUPS,),
             "^rows_per_party .* n_samples = 120, got",
         ),
-        (CoresetRegressor(), (X[:10], Y[:10]), "'gram' size must be at least 20"),
+        (CoresetRegressor(), (X[:10], Y[:10]), "'gram', size must be at least 20"),
         (CoresetRegressor(alpha=1.0), (X, Y), "alpha must be 0 without a regularizer"),
         (KernelClassifier(), (X, np.ones(400)), "y must have at least two classes"),
     ],

@@ -214,7 +214,7 @@ def test_clusters_forget_rows_of_fit_alone(tmp_path):
     model = ForgettingKMeans(n_clusters=2, state_folder=tmp_path, random_state=0)
     model.fit(box)
     for wrong in (box[::-1], box / 2):
-        with pytest.raises(ValueError, match="rows of fit"):
+        with pytest.raises(ValueError, match="rows passed to fit"):
             model.forget(wrong, [0])
     for rows in ([], np.ma.masked_array([0, 1], mask=[1, 0])):
         with pytest.raises(ValueError, match="rows must"):

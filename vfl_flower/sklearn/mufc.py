@@ -121,8 +121,8 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
             raise ValueError("rows must be the numbers of rows in the model")
         if len(X) != len(self.labels_) or self._digest != digest_of(X[remaining]):
             raise ValueError(
-                f"X must have the {len(self.labels_)} rows of fit, unchanged and in "
-                f"the same order, got {len(X)} rows"
+                f"X must have the {len(self.labels_)} rows passed to fit, unchanged "
+                f"and in the same order, got {len(X)} rows"
             )
         task = MUFCUnlearn(
             self._model.id, server_state=self._server_state, masking=self.masking
