@@ -149,8 +149,8 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
     parties = made(tmp_path, [letting()] * 3)
     with pytest.raises(
         FederationError,
-        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='gram' the run asks for no "
-        "rows, but instead for row-sums, totals, coefficients, moments",
+        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='gram', the run requests no "
+        "rows, but instead row-sums, totals, coefficients, moments",
     ):
         CoresetVRLR(10, solver="central").start(RealParties(parties))
 

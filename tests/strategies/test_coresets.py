@@ -381,7 +381,7 @@ BOTH = [
     ({"check_size": 9, "sampling": "uniform"}, "0 unless sampling is 'coreset'"),
 ]
 REGRESSION = [
-    ({"check_size": 9, "solver": "cg"}, "0 unless .* solver 'central'"),
+    ({"check_size": 9, "solver": "cg"}, "0 unless .* solver is 'central'"),
     ({"test_fraction": 1.0}, "below 1"),
     ({"test_fraction": -0.1}, "at least 0"),
     ({"alpha": -1.0}, "at least 0"),
@@ -395,7 +395,7 @@ REGRESSION = [
 ]
 CLUSTERING = [
     ({"n_clusters": 0}, "at least 1"),
-    ({"check_size": 9, "solver": "distdim"}, "0 unless .* solver 'central'"),
+    ({"check_size": 9, "solver": "distdim"}, "0 unless .* solver is 'central'"),
     ({"approximation": 0.5}, "at least 1"),
     ({"n_init": 0}, "at least 1"),
     ({"n_clusters": 11, "size": 10}, "at most size"),
@@ -432,7 +432,7 @@ OF_ROWS = "n_clusters must be at most the number of training rows, got 301 for 3
     [
         (
             CoresetVRLR(301, sampling="uniform", solver="central"),
-            "size must be at most the number of training rows for uniform sampling, ",
+            "sampling 'uniform', size must be at most the number of training rows, got",
         ),
         (
             CoresetVRLR(211, sampling="uniform", test_fraction=0.3, solver="cg"),
@@ -599,8 +599,8 @@ def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_smal
     assert small.metrics["weight_sum"] == 800  # all rows, instead of as many draws
     with pytest.raises(FederationError) as caught:
         simulate(CoresetVRLR(size=150), parties)
-    rule = "with solver 'gram' size must be at least 172 (4 rows for each column: p0 10"
-    assert str(caught.value).startswith(rule)
+    law = "with solver 'gram', size must be at least 172 (4 rows for each column: p0 10"
+    assert str(caught.value).startswith(law)
     assert str(caught.value).endswith("set size to at least 172")
 
 

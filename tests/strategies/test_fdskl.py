@@ -877,8 +877,8 @@ REFUSED = [
     (without_labels, {}, "a party must hold the labels, but none does"),
     (without_labels, DS, "a party must hold the labels, but none does"),
     (several, {}, "labels of all 120 rows, .*0' with 60, .*: FDSKL accepts several"),
-    (several, DS | {"target": "multiclass"}, "single label holder, as .* got party 0"),
-    (gaps, {}, "one party with the labels of all 120 rows, got 'party 2' with 118"),
+    (several, DS | {"target": "multiclass"}, "single label holder, be.* got party 0"),
+    (gaps, {}, "party with the labels of all 120 rows, got 'party 2' with 118 labels"),
     (two, {"allow_two_parties": False}, "use at least three parties"),
     (one_row, {}, "FDSKLDirect needs at least two rows, got one"),
     (parties, {"rows": 121}, "rows must be at most 120, .* training rows, got 121"),
@@ -1031,7 +1031,7 @@ def test_several_label_holders_need_predictions_before_any_step():
     for party in federation:
         party.consent = Consent(leaves={"angles": Limit()}, peers=None)
     grid = Sent(federation)
-    rule = "'predictions', but 'party 0', .* do not"
+    rule = "'predictions', but the consent is missing at 'party 0', "
     with pytest.raises(FederationError, match=rule):
         FDSKL("square", target="continuous").start(grid)
     assert grid.actions == ["hello"]

@@ -133,7 +133,7 @@ CHANGES = {
     "mask missing": of_party(1, message=np.zeros_like),
 }
 REASONS = (
-    "the rows of the parties do not add up to a number from 0 to 2.40: a message |"
+    "the parties' numbers of rows do not add up to a number from 0 to 2.40: a message |"
     "counts of all parties must add up|must hold at most|must hash to its point|"
     "numbers within their bound"
 )

@@ -72,7 +72,7 @@ class Alignment(ProtocolStrategy):
     """
 
     alignment: str = ""
-    """Name of the order, for example "2026-q4"; later runs set `alignment` to it."""
+    """Name of the order, such as "2026-q4"; later runs set `alignment` to this name."""
     method: Literal["ecdh", "keyed"] = "ecdh"
     """"ecdh": Diffie-Hellman on X25519. "keyed": hashes under a secret key of the
     parties; faster, but anyone who has the key and sees the hashes can test ids."""

@@ -37,7 +37,7 @@ class ModelTask(ProtocolStrategy):
         super().__post_init__()
         check_model(self.model_id)
         if not self.draws:
-            check_unused(self, ["seed"], f"task {self.task!r}, without random draws")
+            check_unused(self, ["seed"], f"the deterministic task {self.task!r}")
 
 
 @settings
@@ -118,5 +118,5 @@ def check_places(
     if first["parties"] != len(parties):
         raise FederationError(
             f"all {first['parties']} parties of the training run must take part, and "
-            f"no others; this run has {len(parties)}"
+            f"no others; this run has {len(parties)} parties"
         )

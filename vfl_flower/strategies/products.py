@@ -35,8 +35,8 @@ class ComputingParties(ProtocolStrategy):
     """Who generates the correlated randomness: "server", or a party, which adds one
     round trip. The dealer must not collude with a computing party."""
     computes: str = ""
-    """Party that computes with the label holder; the two must not collude; "":
-    the first other party that is not the dealer."""
+    """Party that computes with the label holder; the two must not collude. Default: the
+    first other party that is not the dealer."""
 
     @property
     def computing(self) -> Computing:

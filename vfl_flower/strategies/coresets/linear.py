@@ -51,8 +51,9 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     |theta|^2)``."""
     solver: Literal["gram", "central", "cg", "saga"] = "gram"
     """"gram": fit from sums of products that two parties compute for the label holder;
-    of a single row, only the score leaves. "central": the server pools the coreset.
-    "cg" (conjugate gradients), "saga": the server sees the residual of each row."""
+    for each row, only the score leaves a party. "central": the server pools the
+    coreset. "cg" (conjugate gradients) and "saga": the server sees the residual of each
+    row."""
     fit_intercept: bool = True
     """Fit the intercept b."""
     max_iter: Natural = 200
@@ -67,9 +68,8 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     their predictions, and the server learns the errors."""
     allow_two_parties: bool = False
     """Allow two parties to use cg and saga, whose residuals reveal to each party the
-    other's contribution to the predictions. Also allow predictions and
-    evaluations, even in training, which reveal this contribution to the label
-    holder."""
+    other's contribution to the predictions. Also allow predictions and evaluations
+    (even in training), which reveal this contribution to the label holder."""
 
     labelled = numeric = True
 

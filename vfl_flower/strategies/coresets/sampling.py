@@ -78,7 +78,7 @@ class CoresetStrategy(JudgedStrategy):
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
     """Number of draws, m. "auto": 50 per column of all parties, at least 2,000; if
-    there are no more rows than that, all rows are used instead."""
+    there are no more rows than draws, all rows are used instead."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
     """"coreset": draw rows by score; "uniform": draw uniformly, without repeats;
     "full": all rows."""
@@ -89,7 +89,7 @@ class CoresetStrategy(JudgedStrategy):
     """"coreset": evaluate on the coreset, at no cost; "full": also on all training
     rows, by secure sums."""
     check_size: Annotated[int, Ge(0), Le(party.MOST_ROWS)] = 0
-    """Number of further rows to pool, to estimate the loss on all training rows."""
+    """Number of further rows pooled to estimate the loss on all training rows."""
 
     steps: ClassVar[Steps] = (
         party.totals,
@@ -105,7 +105,7 @@ class CoresetStrategy(JudgedStrategy):
         super().__post_init__()
         if self.check_size and not (self.sampling == "coreset" and self.pools):
             raise ValueError(
-                "check_size must be 0 unless sampling is 'coreset' and solver "
+                "check_size must be 0 unless sampling is 'coreset' and solver is "
                 f"'central', got {self.check_size}"
             )
         if self.check_size == 1:
@@ -285,8 +285,8 @@ class CoresetStrategy(JudgedStrategy):
             )
         if self.sampling == "uniform" and self.size != "auto" and self.size > n:
             raise FederationError(
-                f"size must be at most the number of training rows for uniform "
-                f"sampling, got {self.size} for {n} rows"
+                "with sampling 'uniform', size must be at most the number of training "
+                f"rows, got {self.size} for {n} rows"
             )
         return n
 

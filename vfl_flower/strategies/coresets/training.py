@@ -149,7 +149,7 @@ class CoresetVRLR(LinearStrategy):
             kinds.add("predictions")
         if self.pools:
             instead = self.replace(solver="gram", check_size=0).terms.needs
-            less = "With solver='gram' the run asks for no rows, but instead for "
+            less = "With solver='gram', the run requests no rows, but instead "
             less += ", ".join(instead)
         computing = self.computing if self.solver == "gram" else None
         return Terms(in_order(kinds), less=less, computing=computing)
@@ -159,9 +159,9 @@ class CoresetVRLR(LinearStrategy):
         sentences = []
         if count := metrics.get("left_out"):
             sentences.append(
-                f"number of columns that the model leaves out: {count}; in each, too "
-                "few rows differ from the most frequent value, one row stands out, or "
-                "a number is above 1e100; the log of a column's party names the column"
+                f"number of columns that the model leaves out: {count}; in each "
+                "column, too few rows differ from the most frequent value, one row "
+                "stands out, or a number exceeds 1e100; each party's log names them"
             )
         if not metrics.get("converged", 1.0):
             sentences.append(
@@ -233,7 +233,7 @@ class CoresetVRLR(LinearStrategy):
                 else "leave out columns or use more rows"
             )
             raise FederationError(
-                f"with solver 'gram' size must be at least {least} ({ROWS_PER_COLUMN} "
+                f"with solver 'gram', size must be at least {least} ({ROWS_PER_COLUMN} "
                 f"rows for each column: {held}, and the labels), got {size} of {n} "
                 f"training rows; a Gram matrix of fewer rows reveals rows: {advice}"
             )

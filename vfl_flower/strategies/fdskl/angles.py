@@ -258,7 +258,7 @@ class AngleStrategy(ProtocolStrategy):
     compute differences between rows of the other parties' columns. "paper" is for
     comparison, and runs in one process only, as does `masking` "plain", which uses
     angles in float64. A model that was trained with "paper" must predict with "paper",
-    and no other model may."""
+    and no other model may do so."""
 
     auto_bits: ClassVar[CircleBits] = 16
     """Number of bits that ``bits="auto"`` means."""

@@ -66,8 +66,8 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     """Number of random features; 0: one per eight rows, or more if the budget allows,
     up to 2,048."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out. As many of these rows as a quarter of the budget allows
-    are used to estimate the error, in extra round trips."""
+    """Share of rows held out. The error is estimated on as many of these rows as a
+    quarter of the budget allows, in extra round trips."""
 
     model_class = KernelModel
     question = "How well does a kernel model of all parties' columns predict {label}?"
@@ -202,7 +202,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
                 raise replies.failure(j, f"its reply lacks {name!r}")
         columns = replies[j]["columns"]
         if (columns > 1) != (self.target == "multiclass"):
-            reason = f"its reply must fit {self.target!r}, got {columns} columns"
+            reason = f"its reply must fit target {self.target!r}, got {columns} columns"
             raise replies.failure(j, reason)
 
     def _finish(

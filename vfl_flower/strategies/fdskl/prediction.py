@@ -128,7 +128,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
         if bool(phase_parties) != (self.angle_masking == "paper"):
             trained = "paper" if phase_parties else "circle"
             raise FederationError(
-                f"angle_masking must be {trained!r} as in training, got "
+                f"angle_masking must be {trained!r}, as in training, got "
                 f"{self.angle_masking!r}"
             )
 

@@ -155,14 +155,14 @@ class FDSKL(KernelLearning):
         holders = [parties[j] for j in parties.label_holders]
         if len(holders) > 1 and self.target == "multiclass":
             raise FederationError(
-                "target 'multiclass' needs a single label holder, as holders' "
-                f"classes can differ, got {', '.join(info.name for info in holders)}"
+                "target 'multiclass' needs a single label holder, because several can "
+                f"have different classes, got {', '.join(p.name for p in holders)}"
             )
         lacking = [p.name for p in parties if "predictions" not in p.lets]
         if len(holders) > 1 and lacking:
             raise FederationError(
-                "with several label holders all parties must consent to 'predictions', "
-                f"but {', '.join(map(repr, lacking))} do not"
+                "with several label holders, each party must consent to 'predictions', "
+                f"but the consent is missing at {', '.join(map(repr, lacking))}"
             )
         train, test = self._split(parties, run)
         n = len(train)
@@ -198,7 +198,7 @@ class FDSKL(KernelLearning):
             return ""
         size = self._area(batches) * M // len(batches) * self.angle_bits / 8e6
         return (
-            f"For training a party sends {size:.3g} MB: the angles of {sum(batches):,} "
+            f"In training, a party sends {size:.3g} MB: the angles of {sum(batches):,} "
             f"rows, in {len(batches)} batches, with up to {M:,} features. "
             "To send less, lower `rows`, `features` or `budget`."
         )
@@ -345,8 +345,8 @@ class FDSKLDirect(KernelLearning):
     """"balanced": all classes have equal weight, so rare classes are found more often,
     with more false alarms; probabilities assume classes of equal size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"  # type: ignore[assignment]
-    """As for FDSKL; "auto": the best of seven, from 1/3 to 4 times the median
-    bandwidth."""
+    """As for FDSKL; "auto": the best of seven bandwidths, from 1/3 to 4 times
+    "median"."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, angle_sums.angles, training.fit),
@@ -362,7 +362,7 @@ class FDSKLDirect(KernelLearning):
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, solve, and measure the error on the held-out rows."""
         holders = [parties[j] for j in parties.label_holders]
-        known = [f"{info.name!r} with {info.n_labels}" for info in holders]
+        known = [f"{info.name!r} with {info.n_labels} labels" for info in holders]
         if [info.n_labels for info in holders] != [parties.n_rows]:
             raise FederationError(
                 f"FDSKLDirect needs one party with the labels of all {parties.n_rows} "
@@ -422,7 +422,7 @@ class FDSKLDirect(KernelLearning):
             return ""
         size = len(rows) * M * self.angle_bits / 8e6
         return (
-            f"For training a party sends {size:.3g} MB: the angles of {len(rows):,} "
+            f"In training, a party sends {size:.3g} MB: the angles of {len(rows):,} "
             f"rows with {M:,} features. To send less, lower `budget`."
         )
 

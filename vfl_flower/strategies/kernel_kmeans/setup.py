@@ -90,13 +90,13 @@ class KernelClustering(JudgedStrategy):
     _: KW_ONLY
     threshold: Positive | Literal["auto", "paper"] = "auto"
     """lambda: eigenvalues below it are not learned. "paper": the (k+2)-th eigenvalue of
-    the first iteration; "auto": an estimate of the (s+1)-th."""
+    the first iteration; "auto": an estimate of the (s+1)-th eigenvalue."""
     subspace_tol: NotNegative = 0.01
     """Stop when the rotation of the subspace (the sine of its largest angle, divided by
     the root of the step) is below this value; 0: run all iterations."""
     clustering: Literal["sums", "coreset"] = "sums"
-    """"sums": cluster by sums over the parties; rows of the eigenvectors do not leave.
-    "coreset", as in the paper: cluster at the server, on such rows in the clear."""
+    """"sums": cluster by sums over the parties; no row of the eigenvectors leaves a
+    party. "coreset", as in the paper: cluster such rows in the clear at the server."""
     passes: Natural = 20
     """Maximum number of passes of k-means with clustering "sums", one round trip
     each."""

@@ -145,7 +145,7 @@ def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list
     of_columns = np.array([squares[start:end].sum() for start, end in ends])
     if len(widths) < 3 or not (total := of_columns.sum()) > 0:
         return []
-    advice = "to lower its weight, widen its bounds in box, or leave it out of columns"
+    advice = "to lower its weight, widen its bounds in box, or omit it from `columns`"
     most = int(of_columns.argmax())
     if of_columns[most] >= MOST_OF_SPREAD * total:
         names = {column_digest(name): repr(name) for name in named_bounds(box)}
@@ -158,8 +158,8 @@ def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list
         share = of_columns[text].sum() / total
         if share >= MOST_OF_SPREAD:
             return [
-                f"text makes up {share:.0%} of the spread between clusters: name "
-                f"columns in box (text then has bounds {INDICATOR[0]},{INDICATOR[1]}, "
-                "and less weight), or leave text columns out of columns"
+                f"text columns make up {share:.0%} of the spread between clusters: "
+                "name columns in box (which gives text less weight, with bounds "
+                f"{INDICATOR[0]},{INDICATOR[1]}), or omit text columns from `columns`"
             ]
     return []

@@ -274,7 +274,7 @@ class MUFC(MUFCTask):
     "lower,upper" for all columns; a pair for each column, "0,1;18,120"; or pairs by
     name, "age=18,120;*=0,1", where "*" stands for all other numeric columns, and
     unnamed text columns get -3.5,4.5. Wider bounds give a column less weight. On the
-    command line, "@FILE" reads such lines from a file."""
+    command line, "@FILE" reads bounds from a file."""
     gamma: Gamma = "auto"
     """Quantisation step, as a fraction of the box's side; "auto": 1/sqrt(n). With a
     small step, a bin reveals a row, or a mean, to many digits."""
@@ -287,10 +287,10 @@ class MUFC(MUFCTask):
     higher, and bins reveal which rows are centroids."""
     min_rows_per_bin: Natural = dataclasses.field(default=5, kw_only=True)
     """Minimum number of rows in a party's cluster; smaller clusters are merged into the
-    nearest. With 1, as in the paper, a bin can contain a single row."""
+    nearest cluster. With 1, as in the paper, a bin can contain a single row."""
     privacy: Privacy = "scma"
-    """"scma": the server gets sparse counts, summed under masks. "none": it gets each
-    party's centroids and cluster sizes in the clear."""
+    """"scma": the server gets sparse counts, summed under masks. "none": the server
+    gets each party's centroids and cluster sizes in the clear."""
     field: PointField = dataclasses.field(default="hash", kw_only=True)
     """Mapping from bins to field elements. "hash": a hash of the bin; "paper": the
     bin's number, for few columns only."""
@@ -560,7 +560,7 @@ def _total_rows(replies: Replies[Any]) -> int:
     rows, behind = replies.sums["totals"][:2].tolist()
     if not (0 <= rows <= party.MOST_ROWS and 0 <= behind <= len(replies)):
         raise FederationError(
-            "the rows of the parties do not add up to a number from 0 to 2^40: a "
+            "the parties' numbers of rows do not add up to a number from 0 to 2^40: a "
             "message was altered"
         )
     return int(rows)

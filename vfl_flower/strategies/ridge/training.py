@@ -179,8 +179,8 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     model is, on average, to each of its columns, and scales the columns accordingly.
     Skipped if a party is the dealer or the bandwidth is given."""
     rows: Count = 0
-    """Number of rows to train on; 0: as many as keep the features to about 67 million
-    numbers."""
+    """Number of rows to train on; 0: as many as about 67 million feature values
+    allow."""
     bits: Literal[16, 32] = 16
     """Bits per angle."""
     test_fraction: Fraction = 0.0
@@ -285,7 +285,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         )
         outputs = replies[parties.label_holder].get("outputs", 0)
         if (outputs > 1) != (self.target == "multiclass") or not outputs:
-            reason = f"its reply must have outputs that fit {self.target!r}"
+            reason = f"its reply must have outputs that fit target {self.target!r}"
             raise replies.failure(parties.label_holder, reason)
         kinds: list[list[int]] = replies.each("columns")
         if task.linear and not any(map(any, kinds)):
@@ -367,7 +367,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
             raise FederationError(
                 f"joint_features must leave {ROWS_PER_COLUMN} rows for each of "
                 f"{columns} columns ({others} of single parties and the labels, "
-                f"{columns - others} of all parties together), or "
+                f"{columns - others} of all parties together), that is, "
                 f"{ROWS_PER_COLUMN * columns} rows in all, got {rows}: lower "
                 "joint_features, or use more rows or fewer columns"
             )
