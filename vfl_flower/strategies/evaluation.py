@@ -62,20 +62,20 @@ MEASURES: dict[str, Metric] = {
     "test_base_error": Metric(
         "Wrong classes without a model",
         "Share of the same rows whose class would be wrong if the most frequent class "
-        "were predicted for each: a useful model must be well below this share.",
+        "were predicted for each row. A useful model is wrong far less often.",
         kind="share",
     ),
     "test_auc": Metric(
         "Ranking (area under the ROC curve)",
         "How often the model gives a row of the second, positive class a higher score "
-        "than a row of the first class. 50 % is guessing, 100 % is perfect.",
+        "than a row of the first class. 50 % is guessing; 100 % is perfect.",
         "higher",
         "share",
     ),
     "test_log_loss": Metric(
         "Log loss",
         "How surprised the model is by the true classes: the mean of -log p, where p "
-        "is the probability that it gave the true class. 0 is perfect; guessing "
+        "is the probability that the model gave that class. 0 is perfect; guessing "
         "between two classes gives log 2 = 0.69.",
         "lower",
     ),
@@ -157,7 +157,7 @@ KERNEL: dict[str, Metric] = {
     "bandwidth": Metric(
         "Bandwidth",
         "How near two rows must be for the model to treat them alike: a small "
-        "bandwidth follows fine patterns, a large bandwidth gives a smooth model.",
+        "bandwidth follows fine patterns; a large bandwidth gives a smooth model.",
     ),
     "regularization": Metric(
         "Smoothing",

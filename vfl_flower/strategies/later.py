@@ -52,7 +52,7 @@ class LaterTask(ModelTask):
 
 @settings
 class RowPrediction(LaterTask, JudgedStrategy):
-    """Predictions for rows, opened by one party; see the subclasses."""
+    """Predictions that one party opens; see the subclasses."""
 
     task = "predict"
     question = "What does the model predict for new rows?"

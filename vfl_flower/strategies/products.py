@@ -1,4 +1,4 @@
-"""The server's side of a Gram matrix of all columns, which only one party opens."""
+"""The server's side of computing a Gram matrix, which only one party opens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ComputingParties(ProtocolStrategy):
         return Computing(self.dealer, self.computes or None)
 
     def places(self, parties: Parties) -> tuple[int | None, int | None]:
-        """Return the indices of the dealer and of `computes`; None if no party fits."""
+        """Return the indices of `dealer` and `computes`; None: no such party."""
         places = {info.name: place for place, info in enumerate(parties)}
         return places.get(self.dealer), places.get(self.computes)
 
@@ -111,7 +111,10 @@ def multiply(
     hidden: Replies[Any],
     joint: Replies[Any] | None = None,
 ) -> dict[int, Array]:
-    """Have two parties compute; return the share for the first, which opens it."""
+    """Have two parties multiply; return the share for the party that opens the result.
+
+    This party is the first of the two.
+    """
     replies = parties.ask(
         party.multiply,
         openings=passed_on(hidden, "openings"),

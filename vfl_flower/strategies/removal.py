@@ -37,9 +37,9 @@ class Removal(ModelTask):
     remove         whether data of the model are left     all of it
     =============  =====================================  ==========================
 
-    The parties' rows and columns may have changed since training. A party without data
-    of the model says so, and the run can be repeated, for instance when more parties
-    are connected. The answers recorded in a party's journal remain.
+    The parties' rows and columns can have changed since training. If a party has no
+    data of the model, it reports this, and the run can be repeated, for instance when
+    more parties are connected. The answers recorded in a party's journal remain.
 
     Raises
     ------
@@ -94,7 +94,7 @@ class Removal(ModelTask):
 
 @settings
 class MUFCRemoval(Removal):
-    """Remove a clustering that can forget rows, and the server's state of it.
+    """Remove a clustering that can forget rows, together with the server's state.
 
     The record of forgotten rows is removed too: the history and the tags of ids. See
     :class:`Removal`.

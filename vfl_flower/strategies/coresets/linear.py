@@ -153,7 +153,7 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
         Return the coefficients of each party and the intercept, in the unit of y; the
         standard deviation of y on the rows, rounded up to a power of two; and metrics.
         The metric ``converged`` is 1.0 or 0.0. With saga, 1.0 means that the residuals
-        have settled; if the columns lack full rank, an l1 penalty may still change the
+        have settled; if the columns lack full rank, an l1 penalty can still change the
         coefficients.
         """
         method: party.Method = "saga"
@@ -195,7 +195,7 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
         """Minimise |r|^2 + penalty by conjugate gradients, a round trip per iteration.
 
         The parties send A s for the gradient s. The server then computes A p, for the
-        direction p = s + beta p_old, and the energy of the penalty without another
+        direction p = s + beta p_old, and the energy of the penalty, without another
         request.
         """
         q: Array = np.zeros_like(r)
@@ -223,8 +223,8 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
                 break
             alpha = gamma / curvature
             # The Lanczos matrix of the iteration: its smallest eigenvalue equals the
-            # smallest one of the whitened normal matrix on the Krylov space of the
-            # right-hand side.
+            # smallest eigenvalue of the whitened normal matrix on the Krylov space of
+            # the right-hand side.
             diagonal.append(1 / alpha + (beta / step_size if step_size else 0.0))
             if step_size:
                 off_diagonal.append(beta**0.5 / step_size)

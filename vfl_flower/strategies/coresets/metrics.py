@@ -7,7 +7,7 @@ from vfl_flower.strategies.evaluation import EXPLAINED, LARGEST, MEASURES, SMALL
 
 WEIGHT_SUM = Metric(
     "Sum of the weights",
-    "The weight of a drawn row is the number of rows that it stands for. The sum "
+    "The weight of a drawn row is the number of rows that it represents. The sum "
     "should be near the number of training rows.",
 )
 
@@ -65,7 +65,7 @@ REGRESSION: dict[str, Metric] = {
     ),
     "remaining": Metric(
         "Distance from convergence",
-        "The solver's gradient or last change, which it drives to 0, as a share of the "
+        "The solver's gradient or last change, which tends to 0, as a share of the "
         "spread of the label.",
         "lower",
     ),
@@ -91,7 +91,7 @@ CLUSTERS: dict[str, Metric] = {
     "check_cost": Metric(
         "Cost, second sample",
         "Mean squared distance to the nearest centre on a second sample, drawn only "
-        "for this check: an estimate for all training rows.",
+        "for this check, as an estimate of the cost of all training rows.",
         "lower",
     ),
     "check_cost_error": REGRESSION["check_loss_error"],

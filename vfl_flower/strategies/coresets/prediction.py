@@ -96,7 +96,7 @@ class CoresetPrediction(RowPrediction):
 
     @property
     def terms(self) -> Terms:
-        """Predictions and, for an evaluation, moments: many errors reveal as much."""
+        """Predictions and, for an evaluation, moments, which many errors reveal."""
         needs: tuple[Kind, ...] = ("predictions", "moments")
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 
@@ -138,9 +138,9 @@ class CoresetPrediction(RowPrediction):
 class CoresetEvaluation(CoresetPrediction):
     """Errors that a model makes on new rows; the parties store the model's blocks.
 
-    The messages are those of :class:`CoresetPrediction`, but the label holder writes no
-    predictions. It reports the errors of the predictions to the server, with standard
-    errors, and also the curves if all parties consent.
+    The messages are the same as in :class:`CoresetPrediction`, but the label holder
+    writes no predictions. It reports the errors of the predictions to the server, with
+    standard errors, and also the curves if all parties consent.
 
     A regression reports the mean squared error, the mean absolute error and R^2 on the
     rows with labels; k-means reports ``test_loss``, the mean squared distance to the

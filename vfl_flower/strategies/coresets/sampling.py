@@ -118,7 +118,7 @@ class CoresetStrategy(JudgedStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Totals and drawn rows, for a coreset, and rows or sums for single rows."""
+        """Rows, or sums for single rows; for a coreset, also totals and drawn rows."""
         kinds: set[Kind] = {"rows"} if self.pools else {"row-sums"}
         if self.sampling == "coreset":
             kinds.add("totals")

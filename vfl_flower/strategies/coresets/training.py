@@ -79,12 +79,12 @@ class CoresetVRLR(LinearStrategy):
     a_j of them. 3. Scores are summed under masks. 4. There are also the solvers ``cg``
     and ``gram``.
 
-    With ``solver="gram"``, no row leaves a party in the clear, and no sum for a single
-    row of columns or labels does. The label holder learns the means and the sums of
-    products of all columns on the coreset, and the server learns the model. A dealer
+    With ``solver="gram"``, no row leaves a party in the clear, nor does any sum of
+    columns or labels for a single row. The label holder learns the means and the sums
+    of products of all columns on the coreset, and the server learns the model. A dealer
     that colludes with one of the two computing parties can read the columns.
 
-    The result has the metrics ``train_loss`` (mean squared error weighted on the
+    The result has the metrics ``train_loss`` (weighted mean squared error on the
     coreset), ``objective``, ``weight_sum`` and ``sigma_min`` (the sigma of Assumption
     4.1 on the coreset, labels included). The nearer ``sigma_min`` is to 1, the less the
     parties' columns overlap; near 0 the coreset has no guarantee. If requested, there
@@ -155,7 +155,7 @@ class CoresetVRLR(LinearStrategy):
         return Terms(in_order(kinds), less=less, computing=computing)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return warnings of an early stop, columns left out and a useless model."""
+        """Return warnings about early stops, omitted columns and a useless model."""
         sentences = []
         if count := metrics.get("left_out"):
             sentences.append(
@@ -241,7 +241,7 @@ class CoresetVRLR(LinearStrategy):
     def fewest_rows(self, columns: int) -> int:
         """Return the minimum number of rows to train on.
 
-        With ``gram``, this is the minimum number for which a Gram matrix may be opened.
+        With ``gram``, a Gram matrix of fewer rows may not be opened.
         """
         columns += 1  # the labels
         per_column = ROWS_PER_COLUMN * columns if self.solver == "gram" else 0
@@ -303,7 +303,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
     """k-means on a coreset by distributed importance sampling.
 
     Algorithms 1 and 3 of [1]: each party clusters its own columns, and the score of a
-    row measures how much the row can count in any clustering.
+    row measures how much the row can matter in any clustering.
 
     ==============  =====================================  ==========================
     round trip      party j sends                          the server learns
@@ -322,7 +322,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
     The result has the metrics ``cost`` (per row of the coreset) and ``weight_sum``. If
     requested, it also has ``full_cost`` and ``check_cost``, both per row. If rows are
     pooled, it also has ``explained`` (1 - cost / cost with one cluster), the numbers of
-    rows that the ``smallest_cluster`` and the ``largest_cluster`` stand for, and an
+    rows that the ``smallest_cluster`` and the ``largest_cluster`` represent, and an
     estimate of ``tau`` (Assumption 5.1). Labels are neither needed nor used.
     Standardise columns of different units first (``standardize=true`` in the node
     config).
@@ -383,7 +383,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
     def paper(cls, **settings: Any) -> Self:
         """Return Algorithms 1 and 3 of [1] as published, except for `settings`.
 
-        This is C-KMEANS++ with k = 10 (Section 6), and with the `size` of the
+        This is C-KMEANS++ with k = 10 (Section 6), and with the same `size` as the
         regression. alpha and the number of starts are taken from the code of [1].
         Standardise the columns, as [1] does.
         """
@@ -451,7 +451,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
         return record_model(run, KMeansModel(C_j, model_id, sizes), metrics)
 
     def _full_cost(self, parties: Parties, C_j: list[Array], n: int) -> float:
-        """Return all training rows' mean squared distance to their nearest centres."""
+        """Return the mean squared distance of training rows to the nearest centres."""
         spread = sum(float(C.var(axis=0).sum()) for C in C_j)
         block, total = max(1, sampling.MESSAGE_NUMBERS // self.n_clusters), 0.0
         for start in range(0, n, block):

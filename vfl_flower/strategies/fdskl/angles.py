@@ -27,7 +27,7 @@ CircleBits = Literal[8, 16, 32]
 """Number of bits of an angle that parties add up under masks."""
 
 Bits = CircleBits | Literal["auto"]
-"""The setting: "auto" means 8 if rows come in batches, and 16 otherwise."""
+"""The setting: "auto" means 8 if rows are sent in batches, and 16 otherwise."""
 
 Topology = Literal["star", "ring", "tree"]
 """The route of sums: to the server, along a chain of parties, or along a tree."""
@@ -220,7 +220,7 @@ class Angles:
 def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Array]:
     """Cut rows into ceil(bytes of their angles / block) pieces of nearly equal size.
 
-    A piece has at most one row more than the rows that fit in `block_bytes`.
+    A piece has at most one row more than fits in `block_bytes`.
     """
     check_block(M, bits, block_bytes)
     size = len(rows) * M * bits // 8
@@ -290,7 +290,7 @@ class AngleStrategy(ProtocolStrategy):
         phase_parties: Sequence[int],
         scale: float = 1.0,
     ) -> Angles:
-        """Return the way these label holders receive angles; see :class:`Angles`."""
+        """Return the way in which these holders receive angles; see :class:`Angles`."""
         return Angles(
             parties,
             holders,

@@ -137,7 +137,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
 class FDSKLEvaluation(FDSKLPrediction):
     """Errors of a model on new rows; the local models stay at the parties.
 
-    The messages are those of :class:`FDSKLPrediction`. The first label holder of
+    The messages are the same as in :class:`FDSKLPrediction`. The first label holder of
     training needs the labels of at least 20 new rows, and writes no predictions. It
     reports the error of the predictions to the server, with the other metrics that
     training reports for held-out rows. If it consents, it also reports the curves, once

@@ -37,7 +37,7 @@ IMPLICIT_FEATURES = 1500
 """Maximum number of features with implicit steps, at half the direct form's bytes."""
 
 PUBLISHED_STEPS = 32
-"""Number of iterations of the published update for each label holder."""
+"""Default number of iterations of the published update."""
 
 
 @settings
@@ -301,7 +301,7 @@ class FDSKL(KernelLearning):
 
 @settings
 class FDSKLDirect(KernelLearning):
-    """Kernel learning from the angles of one sample of rows, solved exactly.
+    """Exact kernel learning from the angles of one sample of rows.
 
     The features and their angles are the same as in :class:`FDSKL`; the solver is not
     from [1].

@@ -20,8 +20,8 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
     "largest_cluster": evaluation.LARGEST,
     "moved": Metric(
         "How far the last iteration moved",
-        "How much the learned subspace turned in an iteration; 0 is the minimum. Near "
-        "0 it has settled, and more iterations would change little.",
+        "How much the learned subspace rotated in an iteration; 0 is the minimum. Near "
+        "0, the subspace has settled, and more iterations would change little.",
         "lower",
     ),
     "iterations": Metric(
@@ -42,18 +42,16 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
         "How many times the parties multiplied their kernel by vectors.",
         kind="count",
     ),
-    "threshold": Metric(
-        "Threshold", "Directions with less weight than this were not learned."
-    ),
+    "threshold": Metric("Threshold", "Directions below this weight were not learned."),
     "gamma": Metric(
         "Gamma",
-        "How fast similarity falls with distance: with a large gamma only near rows "
+        "How fast similarity falls with distance: with a large gamma, only near rows "
         "are similar.",
     ),
     "small_share": Metric(
         "Rows in small clusters",
         "Share of the rows in clusters that are too small for a sum of their rows to "
-        "be sent. This protects the rows, but such clusters' centres do not move.",
+        "be sent. This rule protects the rows, but such clusters' centres do not move.",
         "lower",
         "share",
     ),
@@ -71,7 +69,7 @@ NEW_CLUSTERS: dict[str, Metric] = {
     "test_loss": Metric(
         "Mean cost of new rows",
         "Mean squared distance of new rows to their nearest centres, measured by the "
-        "kernel. Compare it with the inertia of training divided by the training rows.",
+        "kernel. Compare it with the inertia per row in training.",
         "lower",
     ),
 }

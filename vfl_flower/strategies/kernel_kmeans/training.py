@@ -57,8 +57,8 @@ MOVING = 1.0
 """A run warns if the subspace moves at least this far in the last iteration.
 
 On six data sets, with 2 to 40 iterations, the inertia of such runs was 6 % above the
-inertia after 160 iterations. The inertia of runs with less movement was 3 % above; of
-runs with 20 iterations, 22 of 24 moved less.
+inertia after 160 iterations. The inertia of runs with less movement was 3 % above it.
+Of the 24 runs with 20 iterations, 22 moved less.
 """
 
 
@@ -303,7 +303,7 @@ class FKKMeans(setup.KernelClustering):
         bound: float,
         start: setup.FirstMessage,
     ) -> int:
-        """Run line 10 by Lanczos, one message per product; return their number."""
+        """Run line 10 by Lanczos, one message per product; return the message count."""
 
         def column(product: Array) -> Array:
             if np.abs(product).max() > 2 * bound:
@@ -391,7 +391,7 @@ class FKKMeans(setup.KernelClustering):
                 V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
                 space.step(values, V_B / np.sqrt(values), float(N))
             self._record(run, parties, space, start.setup.gamma, pairs.steps)
-            U = U[:, : len(space.values)]  # the step would take more for rounding
+            U = U[:, : len(space.values)]  # `step` drops more as rounding errors
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 

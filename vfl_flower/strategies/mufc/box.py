@@ -133,9 +133,9 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
 def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list[str]:
     """Return a warning if one column, or the text columns, dominate the clusters.
 
-    `scaled`, shape (K, d), contains the centres in the cube, and `sizes`, shape (K,),
-    the number of rows n_k of each cluster. A column adds sum_k n_k (c_kj - c_j)^2 to
-    the sum of squares between clusters.
+    `scaled`, shape (K, d), contains the centres in the cube. `sizes`, shape (K,),
+    contains n_k, the number of rows of each cluster. A column adds sum_k n_k (c_kj -
+    c_j)^2 to the sum of squares between clusters.
     """
     widths = [parties.column_widths[column] for column in parties.columns]
     if sum(widths) != scaled.shape[1]:

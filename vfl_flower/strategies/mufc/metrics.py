@@ -47,7 +47,7 @@ FORGETTING: dict[str, Metric] = {
     ),
     "pending": Metric(
         "Rows waiting",
-        "Rows that parties have asked to forget or add, but no run has processed.",
+        "Rows whose removal or addition was requested but not yet processed by a run.",
         "lower",
         "count",
     ),

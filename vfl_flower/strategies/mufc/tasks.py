@@ -120,7 +120,7 @@ class StateTask(ModelTask, training.MUFCTask):
             changed |= not np.array_equal(counts, before.counts)
         if agreed.privacy == "none":
             changed = bool(change or leaving)
-        if not changed:  # line 4 of Algorithm 4: C_s stays
+        if not changed:  # line 4 of Algorithm 4: C_s is unchanged
             centers = before.centers
         metric = "added" if adds else "removed"
         if not change and not set(leaving) & set(before.parties):
@@ -128,7 +128,7 @@ class StateTask(ModelTask, training.MUFCTask):
             model = self.known(before)
             nothing = {metric: 0, "changed": 0} | training.counted_bins(before.counts)
             # Commit again if a killed run has left parties without their clusters or
-            # the server without their sizes, or if a forgotten party may not know it.
+            # the server without their sizes, or if a forgotten party may be uninformed.
             if (
                 behind
                 or not len(before.sizes)
@@ -260,8 +260,8 @@ class MUFCForgetClient(ForgettingTask):
     A connected party (a "client" in [1]) removes its own state if ``leave.txt`` in its
     ``state-dir`` names the model (:func:`~vfl_flower.request_changes`). If the party is
     not connected, the counts of the other parties suffice, and the consent of each of
-    them must name the party under ``changed-parties``. Rows that the other parties have
-    requested to forget or to add wait for another run.
+    them must name the party under ``changed-parties``. The other parties' requests to
+    forget or add rows wait for another run.
 
     Examples
     --------

@@ -65,7 +65,7 @@ ABANDON = 60.0
 """Maximum seconds to wait for each party when training is abandoned."""
 
 SMALL_BIN = 20
-"""Bins with fewer rows than this are counted in the results and in a warning."""
+"""Bins with fewer rows are counted in the results and in a warning."""
 
 
 @contextmanager
@@ -175,7 +175,7 @@ class MUFCTask(ProtocolStrategy):
 
         Sets the sizes of `model` and, if all parties consent, its objective, and adds
         them to the server's `state`. `run_id` is the run that saved the version, by
-        default this one.
+        default this run.
         """
         cost = parties.let("row-sums", *range(len(parties)))
         sums = {"sizes": Sum(float(party.MOST_ROWS))}

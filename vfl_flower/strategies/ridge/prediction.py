@@ -130,7 +130,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
 class RidgeEvaluation(RidgePrediction):
     """Errors of a ridge model on new rows; the local models stay at the parties.
 
-    The messages are those of :class:`RidgePrediction`. The label holder needs the
+    The messages are the same as in :class:`RidgePrediction`. The label holder needs the
     labels of at least 20 new rows, and writes no predictions. It reports the error of
     the predictions to the server, with the other metrics that training reports for
     held-out rows. If it consents, it also reports the curves, once per session.

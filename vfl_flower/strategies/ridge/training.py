@@ -276,9 +276,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     def _prepare(
         self, parties: Parties, task: Task
     ) -> tuple[list[list[int]], int, Array]:
-        """Return each party's number of columns of each kind, K, and cumulants.
+        """Return each party's column counts, K (the number of targets) and cumulants.
 
-        K is the number of targets. The cumulants of distances are summed over parties.
+        Columns are counted by kind. The cumulants of distances are summed over parties.
         """
         replies = parties.ask_exactly(
             party.prepare.summing(distances=_BOUND), task=task
@@ -470,7 +470,7 @@ def _pilot(joint: Joint) -> Joint:
 
 
 def _relevant(joint: Joint) -> Joint:
-    """Return as many joint features of columns scaled by their relevance."""
+    """Return the same number of joint features of columns scaled by their relevance."""
     few = min(joint.angles, len(RELEVANT))
     counts = [len(part) for part in np.array_split(np.arange(joint.angles), few)]
     bandwidths = [factor * WIDE for factor, _ in RELEVANT[:few]]
@@ -479,7 +479,7 @@ def _relevant(joint: Joint) -> Joint:
 
 
 def _multiple(kernel: Kernel, cumulants: Array) -> int:
-    """Return the factor for angles that turns `WIDE` into the median's bandwidth."""
+    """Return the factor that scales angles from `WIDE` to the median bandwidth."""
     median = median_of(cumulants)
     if not median > 0:
         return 1
