@@ -271,7 +271,7 @@ class RemovedModel(Model):
 
     @property
     def note(self) -> str:
-        """Say that the parties have removed the model."""
+        """Report that the parties have removed the model."""
         return f"model {self.model_id} was removed at all parties of the run"
 
 

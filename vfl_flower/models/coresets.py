@@ -135,7 +135,7 @@ class KMeansModel(_InBlocks):
         return np.hstack(self.cluster_centers_), self.sizes_
 
     def predict(self, blocks: Sequence[Array]) -> Array:
-        """Return the number of the nearest centre to each new row.
+        """Return the number of the centre nearest to each new row.
 
         Parameters
         ----------

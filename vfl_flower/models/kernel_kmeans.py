@@ -34,7 +34,7 @@ class KernelKMeansModel(Model):
     eigenvalues_ : Array, shape (s,)
         Estimates of the largest eigenvalues of the kernel matrix.
     cluster_centers_ : Array, shape (k, s)
-        Centres in the embedding space, whose inner products estimate the kernel.
+        Centres in the embedding space, in which inner products estimate the kernel.
     inertia_ : float
         Sum of the squared distances of the embedded rows to their closest centres.
     kept : bool
@@ -108,7 +108,7 @@ class KernelKMeansModel(Model):
         return [np.asarray(part["labels"]) for part in self._parts()]
 
     def transform(self, X: Array) -> Array:
-        """Return the embedding of rows, (n, s), whose products estimate the kernel.
+        """Return the embedding of rows, (n, s); inner products estimate the kernel.
 
         Parameters
         ----------

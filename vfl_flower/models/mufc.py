@@ -86,7 +86,9 @@ class MUFCModel(Model):
         return Box(self.lower, self.upper).scale(self.cluster_centers_), self.sizes_
 
     def predict(self, X: Array) -> Array:
-        """Return the nearest centre to each row, (n,), measured in sides of the box.
+        """Return the number of the centre nearest to each row, shape (n,).
+
+        Distances are measured in sides of the box.
 
         Parameters
         ----------
