@@ -267,7 +267,7 @@ class Scored:
     """Checks labels in ``score`` as in ``fit``."""
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the R^2 of the predictions for rows; for classes, their accuracy."""
+        """Return the R^2 of the predictions for rows, or their accuracy for classes."""
         check_labels(X, y, numbers=is_regressor(self))
         check_labels(X, sample_weight, "sample_weight")
         return float(super().score(X, y, sample_weight))  # type: ignore[misc]

@@ -45,8 +45,8 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     cluster_centers_ : Array, shape (k, d)
         Centres, in the unit of the columns of X.
     labels_ : Array of int, shape (n,)
-        Cluster of each row passed to ``fit``, which is the cluster of its local
-        centroid; -1 for forgotten rows.
+        Cluster of each row passed to ``fit``, namely the cluster of its local centroid;
+        -1 for forgotten rows.
     forgotten_ : Array of int, shape (m,)
         Numbers of the forgotten rows.
     inertia_ : float
