@@ -197,7 +197,7 @@ def simulate(
     strategy : ProtocolStrategy
         The strategy to run; it is not changed.
     parties : sequence of Party
-        The parties, in order; nearly all strategies need at least two.
+        The parties, in order; nearly all strategies need at least two parties.
     seed : int, optional
         Seed of the run; default: the strategy's seed.
     timeout : float
