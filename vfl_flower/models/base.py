@@ -308,7 +308,7 @@ def load_one_of(kinds: Iterable[type[Model]], path: str | os.PathLike[str]) -> M
     for kind in kinds:
         if kind.kind == name:
             return _made(kind, arrays)
-    raise ValueError(f"the file holds a model of kind {name!r}, which is not installed")
+    raise ValueError(f"the file has a model of kind {name!r}, whose package is missing")
 
 
 M = TypeVar("M", bound=Model)
@@ -321,7 +321,7 @@ def _made(kind: type[M], arrays: Arrays) -> M:
     """
     for name, array in arrays.items():
         if array.dtype.kind == "f" and np.isnan(array).any() and name != "inertia":
-            raise ValueError(f"the file is damaged: {name!r} holds a value that is NaN")
+            raise ValueError(f"the file is damaged: {name!r} contains a NaN")
     try:
         return kind.from_arrays(arrays)
     except (KeyError, IndexError, TypeError) as error:
