@@ -413,7 +413,7 @@ def split(
     held = [[places.get(name, name) for name in item] for item in items]
     for i in chain(*held):
         if not is_whole(i) or i not in range(n):
-            raise ValueError(f"{argument} has {i!r}, but X has {what} = {n}")
+            raise ValueError(f"{argument} contains {i!r}, but X has {what} = {n}")
     if not all(held) or sorted(chain(*held)) != list(range(n)):
         raise ValueError(
             f"{argument} must have at least one item for each party, and must contain "
