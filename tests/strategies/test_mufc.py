@@ -260,7 +260,7 @@ def test_all_keep_a_state_or_nobody(tmp_path, parties, caplog, without_folder, s
     model = train(parties, tmp_path / "server" if server else None).model
     assert not model.kept
     assert "cannot forget" in model.note
-    assert "this model cannot forget" in caplog.text
+    assert "this model cannot forget rows" in caplog.text
     assert [len(labels) for labels in model.labels_] == [14, 9, 6]
     names = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     assert names == [f"predictions-{model.id}.csv"] * (3 - len(without_folder))
@@ -867,7 +867,7 @@ def test_bins_of_few_rows_are_counted_and_said(parties, folder, training, caplog
     result = train(parties, folder, n_clusters=4, **settings)
     bins = {"bins": 3, "small_bins": 3, "single_bins": 0}
     assert result.metrics.items() >= bins.items()
-    assert "3 of 3 bins have fewer than 20 rows, 0 of them a single row" in caplog.text
+    assert "3 of 3 bins have fewer than 20 rows, and 0 have one row" in caplog.text
     assert "only 3 bins for 4 clusters" in caplog.text
     assert "lower min_rows_per_bin" in caplog.text
     for _ in range(2):

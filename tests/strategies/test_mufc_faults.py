@@ -63,7 +63,7 @@ def test_a_party_that_fails_after_the_sum_ends_the_run(clock, tmp_path, server, 
     assert len(models) == stored == ("saved" in text)
     assert [list_models(party.state_dir) for party in four] == [models] * 4
     for model in models:
-        assert text.endswith(f"model {model} is saved, and its next task completes it")
+        assert text.endswith(f"{model} is saved, and its next task completes the model")
         assert ServerState(server, model).load().parties == [p.name for p in four]
         simulate(removal(four, server, model), four)
         check(four, server, model)

@@ -133,7 +133,7 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
         elif len(parties) == 2 and not self.allow_two_parties:
             reason = (
                 "the label holder would learn the other party's contribution to each "
-                "prediction; to accept that, set allow_two_parties (in a run config "
+                "prediction; to accept that, set allow_two_parties (in a run config, "
                 "allow-two-parties=true)"
             )
         if rows and reason:

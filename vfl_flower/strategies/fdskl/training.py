@@ -155,8 +155,8 @@ class FDSKL(KernelLearning):
         holders = [parties[j] for j in parties.label_holders]
         if len(holders) > 1 and self.target == "multiclass":
             raise FederationError(
-                "target 'multiclass' needs a single label holder, because several can "
-                f"have different classes, got {', '.join(p.name for p in holders)}"
+                "target 'multiclass' needs a single label holder, because classes "
+                f"can differ between holders, got {', '.join(p.name for p in holders)}"
             )
         lacking = [p.name for p in parties if "predictions" not in p.lets]
         if len(holders) > 1 and lacking:
@@ -238,7 +238,7 @@ class FDSKL(KernelLearning):
         if not block or self._area(batches) * block > products:
             raise FederationError(
                 f"features must be at least {T}, the number of iterations, and budget "
-                f"must cover their angles for {sum(batches)} rows, got {most} features "
+                f"must cover the angles of {sum(batches)} rows, got {most} features "
                 f"and budget {self.budget}"
             )
         for t, rows in enumerate(batches):

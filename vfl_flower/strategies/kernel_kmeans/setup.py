@@ -157,7 +157,7 @@ class KernelClustering(JudgedStrategy):
         """Row sums and, with a coreset, embedded rows."""
         if self._sums:
             return Terms(("row-sums",))
-        less = "With clustering='sums' the run needs only row-sums"
+        less = "With clustering='sums', the run needs only row-sums"
         return Terms(("embedded-rows", "row-sums"), less=less)
 
     @property

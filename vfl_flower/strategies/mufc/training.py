@@ -423,7 +423,7 @@ class MUFC(MUFCTask):
         few = counted_bins(counts)
         if few["small_bins"]:
             log.warning(
-                "%d of %d bins have fewer than %d rows, %d of them a single row: the "
+                "%d of %d bins have fewer than %d rows, and %d have one row: the "
                 "server can tell whether a row that it knows is in such a bin",
                 few["small_bins"],
                 few["bins"],
@@ -439,7 +439,7 @@ class MUFC(MUFCTask):
                 state.save(1, bins, counts, centers, names, "train", run=model)
         else:
             log.warning(
-                "this model cannot forget: forgetting needs server_state, and a "
+                "this model cannot forget rows: forgetting needs server_state, and a "
                 "state_dir at each party"
             )
         trained = version_of(model, 1, centers, agreed, stored=state is not None)
@@ -449,7 +449,7 @@ class MUFC(MUFCTask):
         except FederationError as error:
             if state is None:
                 raise
-            saved = f"model {model} is saved, and its next task completes it"
+            saved = f"model {model} is saved, and its next task completes the model"
             if not isinstance(error, PartyFailed):
                 raise FederationError(f"{error}; {saved}") from None
             raise PartyFailed(

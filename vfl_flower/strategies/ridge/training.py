@@ -305,7 +305,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         if used < FEW_ROWS and self.features == "kernel":
             run.warnings.append(
                 f"{used:,} training rows allow few features: with fewer than "
-                f"{FEW_ROWS:,} rows the error may be several times the error of "
+                f"{FEW_ROWS:,} rows, the error can be several times the error of "
                 "FDSKLDirect (which reveals more to the label holder), especially if "
                 "columns of different parties interact"
             )
