@@ -125,7 +125,7 @@ def _check_npz(
         kinds = {entry.compress_type for entry in entries}
         # NumPy writes only these methods, and zipfile unpacks only these in pieces.
         if kinds - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            raise ValueError("the file must use deflate compression or none")
+            raise ValueError("the file may use only deflate compression")
         if not compressed and kinds - {zipfile.ZIP_STORED}:
             raise ValueError("the file must not be compressed")
         # First by the sizes in the archive, since a header may have any length.

@@ -239,7 +239,7 @@ def check_needs(runs: Runs) -> None:
             )
     refusal = runs.refusal(*terms.needs) if terms.wants else None
     if isinstance(refusal, PartyFailed):  # refused too late, and not by the strategy
-        raise AssertionError(f"a run must complete without kinds in `wants`: {refusal}")
+        raise AssertionError(f"a run must not need the kinds in `wants`: {refusal}")
 
 
 def check_names(runs: Runs) -> None:
@@ -336,7 +336,7 @@ def check_plan(runs: Runs) -> None:
         if trips != len(waits) and not varies:
             raise AssertionError(
                 f"{action} took {len(waits)} round trips, but a dry run says {trips}: "
-                "the number must not depend on the data, nor on a bound that is too low"
+                "the number must depend neither on data nor on a bound that is too low"
             )
         seen, said = (of.seen.get(action) for of in (result.ledger, planned.ledger))
         if seen and said and (more := seen.reply - said.reply):
@@ -353,7 +353,7 @@ def check_two_parties(runs: Runs) -> None:
         two.start(InProcessGrid(two.make()))
     except (FederationError, ValueError) as error:
         if not _REFUSES_TWO.search(str(error)):
-            raise AssertionError(f"with two parties the run fails: {error}") from None
+            raise AssertionError(f"with two parties, the run fails: {error}") from None
 
 
 def check_model(runs: Runs) -> None:
