@@ -49,8 +49,8 @@ class Alignment(ProtocolStrategy):
 
     A party learns how many ids each other party has, and which of its own ids all
     parties hold. The server chooses the common order, which is the order of the
-    encrypted points, and learns no id. With ``method="keyed"`` each party sends keyed
-    hashes instead: whoever has both the key and the hashes can test any id.
+    encrypted points, and learns no id. With ``method="keyed"``, each party sends
+    keyed hashes instead: whoever has both the key and the hashes can test any id.
 
     Raises
     ------

@@ -30,7 +30,7 @@ class ModelTask(ProtocolStrategy):
     """The id of the model, printed by the run that trained it: ``result.model.id``."""
 
     draws: ClassVar[bool] = False
-    """Whether the task makes random draws, and so accepts a seed."""
+    """Whether the task makes random draws, and therefore accepts a seed."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if the settings do not fit together."""
@@ -92,7 +92,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
 
 
 def log_clusters(parties: Parties, model: str) -> None:
-    """Log where each party has written the clusters of its new rows."""
+    """Log the location of the clusters of each party's new rows."""
     log.info(
         "the clusters are in predictions-%s-%016x.csv in each party's state-dir",
         *(model, parties.session),

@@ -24,7 +24,7 @@ from vfl_flower.typing import Array
 MESSAGE_NUMBERS = 2**22
 """Maximum count of numbers in a message of a party that sends or evaluates all rows.
 
-The numbers take 32 MB.
+The numbers occupy 32 MB.
 """
 
 

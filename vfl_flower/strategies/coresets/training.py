@@ -95,7 +95,7 @@ class CoresetVRLR(LinearStrategy):
     reports ``sigma_min_x``, an estimate of ``sigma_min`` without the labels. ``gram``
     reports ``left_out``, the number of columns that the parties have left out because
     these columns identify single rows. Before that, the parties add up rare columns and
-    move far rows towards the mean. With ``full`` sampling there is no ``sigma_min``.
+    move far rows towards the mean. With ``full`` sampling, there is no ``sigma_min``.
 
     Examples
     --------
@@ -126,7 +126,7 @@ class CoresetVRLR(LinearStrategy):
         """Return Algorithms 1 and 2 of [1] as published, except for `settings`.
 
         This is C-CENTRAL with ridge regression (Section 6) and the smallest coreset
-        about which [1] draws a conclusion; Table 1 has sizes from 1000 to 6000. In [1]
+        about which [1] draws a conclusion; Table 1 has sizes from 1000 to 6000. In [1],
         `alpha` is 2 for the lasso and 3 for the elastic net (Appendix A.2), and SAGA
         uses one row per round trip.
         """
@@ -327,8 +327,8 @@ class CoresetVKMC(sampling.CoresetStrategy):
     Standardise columns of different units first (``standardize=true`` in the node
     config).
 
-    With ``evaluate="full"`` the server learns the distance of each row from each
-    centre, which reveals much about the row. With more centres than columns the server
+    With ``evaluate="full"``, the server learns the distance of each row from each
+    centre, which reveals much about the row. With more centres than columns, the server
     could compute the rows, so such a run is refused. ``check_size`` reveals no more
     than ``central``.
 

@@ -64,7 +64,7 @@ class FDSKL(KernelLearning):
                    and number, and curves if it consents
     =============  =====================================  ==========================
 
-    From the summed angles the label holder also learns the other parties' columns of
+    From the summed angles, the label holder also learns the other parties' columns of
     these rows, up to a linear map that it does not know and that is nearly a rotation.
     With several label holders, each learns f(x) for the rows that it picks. If there
     are exactly two label holders, each thereby also learns the other label holder's
@@ -83,7 +83,7 @@ class FDSKL(KernelLearning):
     experiments only.
 
     ``result.model`` can predict if all parties are in one process (``simulate``).
-    Otherwise a run with ``task="predict"`` makes the predictions, from the local models
+    Otherwise, a run with ``task="predict"`` makes the predictions from the local models
     in the parties' ``state-dir`` folders.
 
     Examples
@@ -324,7 +324,7 @@ class FDSKLDirect(KernelLearning):
                    and number, and curves if it consents
     =============  =====================================  ==========================
 
-    From the summed angles the label holder also learns the other parties' columns of
+    From the summed angles, the label holder also learns the other parties' columns of
     these rows, up to a linear map that it does not know and that is nearly a rotation.
     Seeds and predictions work as in :class:`FDSKL`.
 

@@ -8,7 +8,7 @@ from vfl_flower.strategies import evaluation
 KERNEL_CLUSTERS: dict[str, Metric] = {
     "explained": evaluation.EXPLAINED._replace(
         text=f"{evaluation.EXPLAINED.text} Here the kernel measures the spread: "
-        "similar rows count as near, whatever the shape of a cluster."
+        "similar rows are treated as near, whatever the shape of a cluster."
     ),
     "inertia": Metric(
         "Inertia",

@@ -89,7 +89,7 @@ class FKKMeans(setup.KernelClustering):
                    whether it keeps its local model
     =============  =====================================  ==========================
 
-    With ``eigensolver="lanczos"`` the server requests products with W_t[m]^T W_t[m]
+    With ``eigensolver="lanczos"``, the server requests products with W_t[m]^T W_t[m]
     instead, each in one round trip. With ``clustering="coreset"``, as in [1], two steps
     replace embed and lloyd:
 
@@ -107,7 +107,7 @@ class FKKMeans(setup.KernelClustering):
     sums (``numerics/summed_kmeans.py``), and the coreset
     (``numerics/distributed_kmeans.py``); 7. a map for new rows.
 
-    Whoever knows the seed of the run knows the features. With ``masking="plain"`` one
+    Whoever knows the seed of the run knows the features. With ``masking="plain"``, one
     party is enough.
 
     Examples

@@ -25,7 +25,7 @@ FORGETTING: dict[str, Metric] = {
         "Rows that the model represents or, in a prediction, assigns to clusters.",
         kind="count",
     ),
-    "clients": Metric("Parties", "Parties whose rows the model knows.", kind="count"),
+    "clients": Metric("Parties", "Parties with rows in the model.", kind="count"),
     "version": Metric(
         "Version of the model",
         "1 after training, plus 1 each time rows were forgotten or added.",
@@ -36,7 +36,7 @@ FORGETTING: dict[str, Metric] = {
     ),
     "added": Metric(
         "Rows added",
-        "Rows that the parties have added and the model now represents.",
+        "Rows that the parties have added and that the model now represents.",
         kind="count",
     ),
     "changed": Metric(

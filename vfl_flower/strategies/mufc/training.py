@@ -221,7 +221,7 @@ class MUFC(MUFCTask):
     commit         induced objective and sizes, masked    the sums over parties
     =============  =====================================  ==========================
 
-    With ``privacy="none"`` the server learns each party's centroids, which are some of
+    With ``privacy="none"``, the server learns each party's centroids, which are some of
     the party's rows, and the sizes of their clusters.
 
     Clustering takes place in the cube [-1/2, 1/2]^d. A box scales the rows to this
@@ -237,7 +237,7 @@ class MUFC(MUFCTask):
 
     Notes
     -----
-    With ``client_training="init"`` centroids are rows, and each bin reveals that it
+    With ``client_training="init"``, centroids are rows, and each bin reveals that it
     contains a row of some party. Anyone with candidate rows can find out which of them
     are centroids, however many rows the bin counts. With the defaults of
     `client_training` ("full") and `min_rows_per_bin`, a bin contains a mean of several

@@ -122,7 +122,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
 
     Values of a row leave a party only under masks. The label holder learns the model,
     the sums of products of all features, and f(x) for the held-out rows. With
-    `relevance` each party learns how much the model changes with each of its own
+    `relevance`, each party learns how much the model changes with each of its own
     columns. A dealer that colludes with one of the two computing parties can read the
     features of all rows.
 
@@ -138,7 +138,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     rounded by private draws.
 
     ``result.model`` can predict if all parties are in one process (``simulate``).
-    Otherwise a run with ``task="predict"`` makes the predictions, from the local models
+    Otherwise, a run with ``task="predict"`` makes the predictions from the local models
     in the parties' ``state-dir`` folders.
 
     Examples
@@ -322,7 +322,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         than local columns, except for value columns.
         """
         linear = self.features == "linear"
-        # In a linear model a column may have an indicator of its missing values.
+        # In a linear model, a column may have an indicator of its missing values.
         wide = 2 * columns + TARGETS if linear else 2 * self.joint_features or COLUMNS
         rows = min(self.rows or n, MOST_NUMBERS // wide)
         room = rows // ROWS_PER_COLUMN
