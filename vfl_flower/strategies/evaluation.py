@@ -75,7 +75,7 @@ MEASURES: dict[str, Metric] = {
     "test_log_loss": Metric(
         "Log loss",
         "How surprised the model is by the true classes: the mean of -log p, where p "
-        "is the probability that the model gave that class. 0 is perfect; guessing "
+        "is the predicted probability of the true class. 0 is perfect; guessing "
         "between two classes gives log 2 = 0.69.",
         "lower",
     ),
