@@ -81,7 +81,7 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "These are the keys of a run config, as in `--set ridge.rows=5000`. In Python",
+        "These are the keys of a run config, as in `--set ridge.rows=5000`. In Python,",
         "they are arguments of the strategies, with underscores instead of hyphens.",
     ]
     described: dict[tuple[str, ...], Key] = {}
