@@ -88,8 +88,8 @@ class CoresetPrediction(RowPrediction):
 
     _: KW_ONLY
     allow_two_parties: bool = False
-    """Allow two parties, although the party that gets the predictions learns the other
-    party's contribution."""
+    """Allow two parties, although the party that receives the predictions learns the
+    other party's contribution."""
 
     model_class = UsedModel
     steps: ClassVar[Steps] = (party.part, party.addends, party.answer)

@@ -87,7 +87,7 @@ class CoresetVRLR(LinearStrategy):
     The result has the metrics ``train_loss`` (weighted mean squared error on the
     coreset), ``objective``, ``weight_sum`` and ``sigma_min`` (the sigma of Assumption
     4.1 on the coreset, labels included). The nearer ``sigma_min`` is to 1, the less the
-    parties' columns overlap; near 0 the coreset has no guarantee. If requested, there
+    parties' columns overlap; near 0, the coreset has no guarantee. If requested, there
     are also ``test_loss`` and ``test_r2`` (R^2) on held-out rows, ``full_train_loss``
     and ``check_loss``.
 

@@ -289,8 +289,8 @@ class MUFC(MUFCTask):
     """Minimum number of rows in a party's cluster; smaller clusters are merged into the
     nearest cluster. With 1, as in the paper, a bin can contain a single row."""
     privacy: Privacy = "scma"
-    """"scma": the server gets sparse counts, summed under masks. "none": the server
-    gets each party's centroids and cluster sizes in the clear."""
+    """"scma": the server receives sparse counts, summed under masks. "none": the server
+    receives each party's centroids and cluster sizes in the clear."""
     field: PointField = dataclasses.field(default="hash", kw_only=True)
     """Mapping from bins to field elements. "hash": a hash of the bin; "paper": the
     bin's number, for few columns only."""
