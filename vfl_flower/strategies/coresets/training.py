@@ -48,7 +48,7 @@ class CoresetVRLR(LinearStrategy):
     """Linear regression on a coreset by distributed importance sampling.
 
     Algorithms 1 and 2 of [1]: row i is drawn with a probability proportional to the sum
-    of its leverage scores over the parties, and gets a weight inversely proportional to
+    of its leverage scores over the parties, and has a weight inversely proportional to
     this sum.
 
     =============  =====================================  ==========================
