@@ -285,7 +285,7 @@ def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
     """Yield the parties' masked and encrypted arrays, each with its place in the run.
 
     The number is the index of a byte that a mask makes uniform even if the values are
-    small. In the ring it is the last byte, the only byte that takes all values.
+    small. In the ring, it is the last byte, the only byte that takes all values.
     """
     frames: dict[int, dict[str, Any]] = {}
     for place, sent in enumerate(run.transcript):
@@ -344,7 +344,7 @@ def check_plan(runs: Runs) -> None:
 
 
 def check_two_parties(runs: Runs) -> None:
-    """Check that two parties get a result, or an error with the required number."""
+    """Check that two parties get a result or an error that states the number needed."""
     if runs.strategy.task != "train":  # other tasks need all parties of the model
         return
     parties = sorted(runs.consenting(), key=lambda party: party.y is None)[:2]
