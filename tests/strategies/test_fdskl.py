@@ -876,7 +876,7 @@ WIDE = {"features": 100}
 REFUSED = [
     (without_labels, {}, "a party must hold the labels, but none does"),
     (without_labels, DS, "a party must hold the labels, but none does"),
-    (several, {}, "labels of all 120 rows, .*0' with 60, .*: FDSKL accepts several"),
+    (several, {}, "all 120 rows, .*0' with 60 labels, .*: FDSKL accepts several"),
     (several, DS | {"target": "multiclass"}, "single label holder, be.* got party 0"),
     (gaps, {}, "party with the labels of all 120 rows, got 'party 2' with 118 labels"),
     (two, {"allow_two_parties": False}, "use at least three parties"),
