@@ -44,7 +44,7 @@ use with Flower's own commands come last.
 
 
 class _Later(typer.core.TyperCommand):
-    """Stands in for a command until it is called or its help is shown."""
+    """Stands in for a command until the command is called or its help is shown."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         from vfl_flower.app.commands.options import Command

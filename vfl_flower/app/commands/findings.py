@@ -27,7 +27,7 @@ MARKS = {"error": "fix", "warning": "look", "note": "done"}
 
 
 Reading = tuple[Checked, list[str]]
-"""Findings about a file, and the strategies that read it this way; [""] means any."""
+"""Findings about a file, and the strategies to which they apply; [""] means any."""
 
 
 def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
@@ -74,7 +74,7 @@ def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
         about = {f.about for f in checked.findings if f.column == label and label}
         text = ""
         if strategy.labelled and "constant" in about:
-            text = f"{name} needs labels of two classes or values, but label-column "
+            text = f"{name} needs at least two different labels, but label-column "
             text += f"{label!r} has the same value in all rows"
         elif strategy.numeric and about & {"classes", "categories"}:
             text = f"{name} needs labels that are numbers, but label-column {label!r} "

@@ -23,7 +23,7 @@ def align(
         str, typer.Option(metavar="NAME", help="Let runs use this order.")
     ] = "",
 ) -> None:
-    """List the row orders that the party has aligned, or accept one of them.
+    """List the row orders that the party has stored, or accept one of them.
 
     A run can only use an order that the party's operator has accepted. The server has
     proposed the order, so first compare the number of rows in it with the number you

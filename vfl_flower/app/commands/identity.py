@@ -28,8 +28,8 @@ def line_for_peers(state_dir: Path, name: str) -> str:
 
 
 def identity_key(
-    state_dir: Annotated[Path, typer.Option(help="The state-dir in its node config.")],
-    name: Annotated[str, typer.Option(help="The party-name in its node config.")],
+    state_dir: Annotated[Path, typer.Option(help="The node config's state-dir.")],
+    name: Annotated[str, typer.Option(help="The node config's party-name.")],
 ) -> None:
     """Print the public key of a party, for its peers' consent files.
 

@@ -33,8 +33,8 @@ def label(
         config = parse_config_args([node_config])
     except Exception:  # Flower's own error, whose base class differs by version
         raise ValueError(
-            "node config must be 'key=value key=value' with text values in double "
-            "quotes, like a SuperNode's"
+            "node config must be 'key=value key=value', as for a SuperNode, with text "
+            "values in double quotes"
         ) from None
     if output.exists() != output.is_file() or not output.absolute().parent.is_dir():
         raise ValueError("output must be a file in an existing folder")
@@ -63,7 +63,7 @@ def label(
 
 
 def _model_class(algorithm: str) -> type[Model]:
-    """Return the model class of the first strategy with steps of an algorithm."""
+    """Return the model class of the first strategy that has steps of an algorithm."""
     for strategies in algorithms().values():
         for strategy in strategies:
             if algorithm in {step.algorithm for step in strategy.steps}:

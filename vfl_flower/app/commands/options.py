@@ -73,7 +73,7 @@ _FILE_OPTIONS = {
 
 
 def reads_a_file(command: C) -> C:
-    """Replace the ``**options`` of a command by the options of a party file."""
+    """Replace the ``**options`` of a command with the options of a party file."""
     signature = inspect.signature(command, eval_str=True)
     *declared, _ = signature.parameters.values()
     parameters = [*declared, *_FILE_OPTIONS.values()]

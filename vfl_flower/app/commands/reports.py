@@ -115,7 +115,7 @@ def report(
     ] = "",
     output_dir_: OutputDir = "",
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the page and its figures again.")
+        bool, typer.Option("--rebuild", help="Rebuild the page and its figures.")
     ] = False,
     open_: Annotated[
         bool, typer.Option("--open", help="Open the page in the browser.")

@@ -1,8 +1,8 @@
 """``vfl-flower run``: start a run on a SuperLink, and report its outcome.
 
-It sends a bundle of the installed package (:mod:`vfl_flower.app.commands.template`),
-which has the same bytes wherever the same version is installed. Parties can therefore
-pin the bundle.
+The command sends a bundle of the installed package
+(:mod:`vfl_flower.app.commands.template`), which has the same bytes wherever the same
+version is installed. Parties can therefore pin the bundle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vfl_flower.strategies import ALGORITHMS
 _FLOWERS = re.compile(
     r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:|Successfully installed |[╭│╰]"
 )
-"""Start of a line that Flower itself logs, or of a box that it draws."""
+"""Start of a line that Flower itself logs, or of a box that Flower draws."""
 
 _WORDS = {"true": True, "false": False}
 
@@ -106,7 +106,7 @@ def gather(
     for key, (value, place) in given.items():
         if config.setdefault(key, value) != value:
             raise ValueError(
-                f"{key} must be set by {place} alone, got {config[key]!r} as a setting"
+                f"{key} must be set by {place}, not as a setting, got {config[key]!r}"
             )
     make_strategies(check_run_config(config))
     return config
@@ -161,8 +161,8 @@ Strategy = Annotated[
 def connection_of(name: str, federation: Path | None = None) -> str:
     """Return the connection for a run: a SuperLink, not a simulation.
 
-    If `federation` is given, Flower then reads the ``config.toml`` of this
-    folder. Raises ValueError if there is no such connection.
+    If `federation` is given, Flower then reads the ``config.toml`` in this folder.
+    Raises ValueError if there is no such connection.
     """
     from vfl_flower.app.flwr_internals.connections import read_superlink_connection
 
@@ -240,7 +240,7 @@ def start(
 def resume_command(
     config: Mapping[str, Any], run_id: str, federation: Path | None
 ) -> str:
-    """Return the command that resumes a run if its checkpoint is here, else ""."""
+    """Return the command that resumes a run, or "" if its checkpoint is not here."""
     complete = check_run_config(config)
     for file in output_dir(complete).glob(f"*-{run_id}/{FILE}"):
         resumed = complete | {"resume": file.parent.name}

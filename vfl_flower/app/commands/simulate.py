@@ -76,7 +76,7 @@ def party_sources(
 
 
 def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
-    """Give each file the options that name its columns.
+    """Apply each option that names columns to the files with these columns.
 
     If an option names a column that is in no file, the option is applied to all files,
     so that their checks report the unknown column.
@@ -95,7 +95,7 @@ def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
 
 
 def _columns(source: PartySource) -> set[str]:
-    """Return the names of a file's columns; none if its check reports a fault."""
+    """Return the names of a file's columns, or none if they cannot be read."""
     from vfl_flower.data.conversion import header_of  # imports pyarrow
 
     try:

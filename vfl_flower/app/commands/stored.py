@@ -92,14 +92,14 @@ def _described(stored: reports.Stored) -> dict[str, Any]:
 @app.command("remove", cls=Command)
 def remove(
     model: Annotated[
-        str, typer.Argument(help="Its id, or its run if parties have no local model.")
+        str, typer.Argument(help="The model's id, or its run if it has no id.")
     ],
     connection: Annotated[
         str, typer.Option(help="The SuperLink of parties that have local models.")
     ] = "",
     federation: Federation = None,
     strategy: Annotated[
-        str, typer.Option(help="Its strategy, if no run on this machine shows it.")
+        str, typer.Option(help="The model's strategy, if unknown on this machine.")
     ] = "",
     set_: Annotated[
         list[str] | None,
