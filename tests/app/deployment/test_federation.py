@@ -451,7 +451,7 @@ def test_peers_in_a_form_that_cannot_be_added_to(place, airline, take_part):
     _, one = write_card(place)
     path = airline / "consent.toml"
     path.write_text(text := "peers = {}\n")
-    rule = "must list its peers below a line [peers]; add these: weather = "
+    rule = "must list its peers below a line [peers]; add these lines: weather = "
     assert rule in refused(*take_part, "--peer", one)
     assert path.read_text() == text
 
@@ -507,7 +507,7 @@ def test_what_party_refuses(place, airline, take_part):
     (airline / "party.toml").write_text("data = [")
     assert "party.toml: " in refused(*take_part, *peer)
     (airline / "party.toml").write_text('data = "/x.csv"\n')
-    assert "party.toml must have a party-name" in refused(*take_part, *peer)
+    assert "party.toml must set party-name" in refused(*take_part, *peer)
 
 
 # -- systemd ---------------------------------------------------------------------------

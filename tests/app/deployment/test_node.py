@@ -366,7 +366,7 @@ def test_an_exception_tells_the_server_no_value(start, other, monkeypatch):
     """That of a ClientApp, and one of the node itself."""
     link = Link(other)
     party = start(link, other)
-    secret = "ValueError; the party's log says more"
+    secret = "ValueError: see the party's log"
     assert link.ask(party, "raise").error.reason == secret
     fails = Mock(side_effect=ValueError("a row of the party: 17, 42"))
     monkeypatch.setattr(node, "in_a_process", fails)
@@ -477,7 +477,7 @@ def test_it_outlives_a_run_that_is_stopped_and_a_reply_that_is_lost(
         ("SHAPES", {push_objects: "other"}, "push_objects has unexpected"),
         ("SHAPES", {push_objects: "objects push_object_fn * gone"}, "push_objects has"),
         ("BEATING", (node,), "heartbeats"),
-        ("Fleet", namedtuple("Fleet", "node_id"), "connection has 8 parts, not 1"),
+        ("Fleet", namedtuple("Fleet", "node_id"), "connection has 8 values, not 1"),
         ("HONOURED", {"another"}, "has no option another"),
     ],
     ids=["first", "named", "heartbeats", "connection", "option"],

@@ -1,8 +1,8 @@
 """The card of a party: a small public file for all other members of the federation.
 
 A card contains the party's name, the public key that its peers pin, and the public key
-of its SuperNode, which the coordinator registers. Its fingerprint is a digest of all
-three: two people who compare the fingerprint on the telephone know that nobody has
+of its SuperNode, which the coordinator registers. The card's fingerprint is a digest of
+all three: two people who compare the fingerprint on the telephone know that nobody has
 replaced the card.
 """
 
@@ -44,11 +44,11 @@ class Card:
     """A party's name and public keys; raises ValueError for an invalid field."""
 
     name: str
-    """Its ``party-name``: letters, digits, spaces, dots, hyphens and underscores."""
+    """The ``party-name``: letters, digits, spaces, dots, hyphens and underscores."""
     identity: str
-    """Its public key (Ed25519), as in ``[peers]`` of a ``consent.toml``."""
+    """The party's public key (Ed25519), as in ``[peers]`` of a ``consent.toml``."""
     supernode: str
-    """The public key of its SuperNode (P-384), in OpenSSH's format."""
+    """The public key of the party's SuperNode (P-384), in OpenSSH's format."""
 
     def __post_init__(self) -> None:
         """Check the fields."""

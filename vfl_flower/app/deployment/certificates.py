@@ -97,7 +97,8 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
 def read_certificate(path: Path) -> x509.Certificate:
     """Return a PEM file's first certificate.
 
-    Raises OSError if it cannot be read, and ValueError unless it is valid.
+    Raises OSError if the file cannot be read, and ValueError unless the certificate is
+    valid.
     """
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -116,7 +117,7 @@ def write_supernode_key(path: Path) -> str:
 
     Both keys are in OpenSSH's format, as written by ``ssh-keygen -t ecdsa -b 384``.
     Only the owner may read the private key. Raises FileExistsError if `path` exists, so
-    that a key that may be registered is not overwritten.
+    that no registered key is overwritten.
     """
     key = ec.generate_private_key(CURVE)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -132,12 +133,12 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         if not re.fullmatch(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", host):
             raise ValueError(
-                "host must be a name such as link.example or an IP address, without a "
-                f"port, got {host[:60]!r}"
+                "host must be a name (such as link.example) or an IP address, without "
+                f"a port, got {host[:60]!r}"
             ) from None
         return x509.DNSName(host)
 
 
 def _new_file(path: Path, mode: int) -> BinaryIO:
-    """Create a file with a mode; raise FileExistsError if it exists."""
+    """Create a file with a mode; raise FileExistsError if the file exists."""
     return open(path, "xb", opener=partial(os.open, mode=mode))

@@ -1,7 +1,8 @@
 """Start the SuperNode of a party, which runs the package that the party has installed.
 
-It calls internal functions of Flower (:mod:`vfl_flower.app.flwr_internals`). If these
-differ in the installed flwr, nothing starts.
+This module calls internal functions of Flower
+(:mod:`vfl_flower.app.flwr_internals`). If these functions differ in the installed flwr,
+no SuperNode starts.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def supernode(
     except ValueError as error:
         sys.exit(str(error))
     except KeyboardInterrupt as interrupt:
-        # If its key is refused, flwr interrupts its own process and logs nothing.
+        # If the key is refused, flwr interrupts this process and logs nothing.
         reason = str(interrupt.__context__)
         sys.exit(reason if "401 Unauthorized" in reason else 0)
     sys.exit("the connection to the SuperLink has ended")

@@ -2,7 +2,7 @@
 
 Each party runs ``init`` and ``party``; the coordinator runs ``certificates`` and
 ``coordinator``. The commands ``party`` and ``coordinator`` start processes in the
-foreground, and stop the processes when they end.
+foreground, and stop these processes when the commands end.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ WHY_ENDED = {
 The SuperLink has refused the key of this SuperNode (code 2004), for one of three
 reasons. The key is not registered: the coordinator must start with this party's card.
 Or this party already runs, in another terminal or on another machine: stop one of the
-two. Or it was killed: the SuperLink treats a killed SuperNode as still connected for
-half a minute, so wait 30 seconds.""",
+two. Or an earlier SuperNode of this party was killed: the SuperLink treats a killed
+SuperNode as still connected for half a minute, so wait 30 seconds.""",
     "certificate verify failed": """\
 The certificate of the SuperLink must be signed by the authority in --ca, for the host
-in --superlink; the line with "certificate verify failed" says which is wrong.""",
+in --superlink; the line with "certificate verify failed" states the fault.""",
     "401 Unauthorized": """\
 The SuperLink has dropped this SuperNode, whose key is no longer registered: the
-coordinator was started without this party's card, or its superlink.sqlite was replaced.
-Ask the coordinator to start with the card, then start this command again.""",
+coordinator was started without this party's card, or with a new superlink.sqlite. Ask
+the coordinator to start with the card, then start this command again.""",
 }
 """Log lines of a SuperNode that stops, and their explanations."""
 
@@ -154,7 +154,7 @@ def certificates(
         ),
     ],
     folder: Annotated[
-        Path, typer.Option(help="Where to write; created if missing.")
+        Path, typer.Option(help="Output folder; created if missing.")
     ] = Path("federation"),
     days: Annotated[
         int, typer.Option(min=1, max=3650, help="Days until expiry.")
@@ -179,7 +179,7 @@ def certificates(
 
 
 def fingerprint_of(certificate: Path) -> str:
-    """Return 32 digits of a certificate's SHA-256, or raise as `read_certificate`."""
+    """Return 32 digits of a certificate's SHA-256; raise like `read_certificate`."""
     digest = read_certificate(certificate).fingerprint(hashes.SHA256())
     return " ".join(re.findall("....", digest.hex()[:32]))
 
@@ -284,8 +284,8 @@ def _start_superlink(
     write_connection(folder, port, home)
     known = take_up(home / DATABASE, [card.supernode_pem for card in cards])
     command = superlink_command(folder, port)
-    # After SIGTERM it would no longer answer, and commands that follow a run would wait
-    # a minute for its log.
+    # After SIGTERM the SuperLink would no longer answer, and commands that follow a run
+    # would wait a minute for the run's log.
     link = shown.start("the SuperLink", command, signal.SIGKILL)
     wait_for_superlink(link, port, folder / AUTHORITY)
     starter = server_executor_command(folder, port, link.pid)
@@ -299,7 +299,7 @@ def _start_superlink(
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a coordinator's folder; raise ValueError if it is not free."""
+    """Lock a coordinator's folder; raise ValueError if the lock is not free."""
     make_private(folder / LOCK)
     with (folder / LOCK).open("r+") as file:
         try:
@@ -394,11 +394,11 @@ def party(
         typer.Option("--peer", help="Card of another party; repeatable."),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="A data file for this start, such as new rows.")
+        str, typer.Option(help="A data file for this start only, such as new rows.")
     ] = "",
     bundles: Annotated[
         list[str] | None,
-        typer.Option("--bundle", metavar="HASH", help="Another bundle; repeatable."),
+        typer.Option("--bundle", metavar="HASH", help="Allow this bundle; repeatable."),
     ] = None,
     systemd: Systemd = False,
 ) -> None:

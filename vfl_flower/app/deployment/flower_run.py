@@ -148,8 +148,8 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
                 last = str(error).strip().splitlines()[-1].strip()
                 raise RunFailed(
                     str(error),
-                    "the SuperLink no longer lists it, perhaps after a kill or restart "
-                    f"({last}){_how_to_continue(run_id)}",
+                    "the SuperLink no longer lists the run, perhaps after being killed "
+                    f"or restarted ({last}){_how_to_continue(run_id)}",
                 ) from None
         else:
             if row["status"].startswith("finished"):
@@ -166,7 +166,7 @@ def why(status: str, details: str, run_id: str) -> str:
         return "it was stopped"
     if "heartbeat" in details:
         return (
-            f"the ServerApp has gone silent, perhaps after a kill ({details})"
+            f"the ServerApp has gone silent: it may have been killed ({details})"
             f"{_how_to_continue(run_id)}"
         )
     if details.startswith(KILLED):
@@ -178,8 +178,8 @@ def why(status: str, details: str, run_id: str) -> str:
 def _how_to_continue(run_id: str) -> str:
     """Return advice on continuing a run whose ServerApp could not log this advice."""
     return (
-        "; to continue, start the run with resume= and the name of the folder in "
-        f"output-dir that ends in -{run_id}, or without resume= if there is none"
+        "; to continue, start the run with resume= and the name of its folder in "
+        f"output-dir (...-{run_id}), or without resume= if there is no such folder"
     )
 
 
@@ -218,7 +218,7 @@ def wait_for_superlink(
 
     def answers() -> bool:
         if superlink.poll() is not None:
-            raise RunFailed("the SuperLink ended; its last lines say why")
+            raise RunFailed("the SuperLink ended: see the last lines of its output")
         with closing(connection):
             try:
                 connection.request("GET", "/health")

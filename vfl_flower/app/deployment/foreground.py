@@ -26,7 +26,7 @@ RESTART = 10
 """Seconds after which systemd restarts a failed command, as often as necessary.
 
 A SuperLink treats a killed SuperNode as still connected until it has missed two
-heartbeats, and refuses the same key meanwhile, so the first restarts may fail. A run
+heartbeats, and refuses its key until then, so the first restarts may fail. A run
 waits much longer for the party: see :data:`vfl_flower.server.exchange.ABSENCE`.
 """
 
@@ -36,8 +36,8 @@ TIED = (
     "ctypes.CDLL(None).prctl(1, int(kind))\n"  # PR_SET_PDEATHSIG
     "if os.getppid() == int(parent): os.execvp(command[0], command)\n"
 )
-"""Runs a command that Linux ends when its parent ends; the first arguments are the
-parent's process id and the signal."""
+"""Runs a command that Linux ends with a signal when the parent process ends; the first
+arguments are the parent's process id and the signal."""
 
 
 class Shown:
@@ -74,7 +74,7 @@ class Shown:
     def wait(self, reasons: Mapping[str, str] | None = None) -> None:
         """Wait until a process ends by itself, and raise RunFailed with its name.
 
-        `reasons` maps text that processes can print to explanations.
+        `reasons` maps parts of the processes' output to explanations.
         """
         name = self._ended.get()
         time.sleep(0.5)  # for its last lines
@@ -82,7 +82,7 @@ class Shown:
         for line, reason in (reasons or {}).items():
             if line in printed:
                 raise RunFailed(f"{name} ended. {reason}")
-        raise RunFailed(f"{name} ended; its last lines say why")
+        raise RunFailed(f"{name} ended: see the last lines of its output")
 
     def _show(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -134,7 +134,7 @@ ExecStart={" ".join(map(_unit_word, words))}
 User={getpass.getuser()}
 UMask=0077
 NoNewPrivileges=true
-# It stops the processes that it has started.
+# The command stops the processes that it has started.
 KillMode=mixed
 # A SuperLink treats a killed SuperNode as still connected for half a minute.
 Restart=on-failure

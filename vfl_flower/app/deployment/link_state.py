@@ -1,7 +1,8 @@
 """The content of a SuperLink's database after a restart.
 
-It lets SuperNodes continue. Runs cannot continue, since their ServerApps stopped with
-the SuperLink. The messages, logs and run configs of earlier runs are not needed.
+With this content, SuperNodes can continue. Runs cannot continue, since their ServerApps
+stopped with the SuperLink. The messages, logs and run configs of earlier runs are not
+needed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ STARTED_AGAIN = (
 
 
 def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
-    """Prepare a database in which a SuperLink finds SuperNodes and outcomes of runs.
+    """Prepare a SuperLink's database of SuperNodes and outcomes of runs for a start.
 
     A missing database is created, readable only by the user. A database that is damaged
     or lacks one of Flower's tables or columns is renamed. Returns the `keys` that are

@@ -1,7 +1,7 @@
 """A SuperNode that runs the installed package, with a process for each message.
 
-It uses Flower's client for the SuperLink, like ``flower-supernode``, but differs in
-five ways:
+The SuperNode uses Flower's client for the SuperLink, like ``flower-supernode``, but
+differs in five ways:
 
 1. *Whose code it runs.* For the bundle of the installed package's app, it runs the
    installed package and fetches nothing. It runs the code of another bundle only if the
@@ -11,7 +11,7 @@ five ways:
 3. *When it requests work.* It requests work soon after a message, then less and less
    often; ``flower-supernode`` requests it every 3 s.
 4. *Ports.* It has no API for its processes, so it opens no port.
-5. *Heartbeats.* They are twice as frequent, so that a run notices sooner if the
+5. *Heartbeats.* Heartbeats are twice as frequent, so that a run notices sooner if the
    SuperNode was killed.
 """
 
@@ -82,8 +82,9 @@ class NotAnswered(Exception):
 def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> None:
     """Serve one party until the connection ends, or a signal ends the process.
 
-    `arguments` are the arguments of ``flower-supernode``, and `pinned` the hashes of
-    bundles whose code may also run. Raises ValueError for an unsupported option.
+    `arguments` are the arguments of ``flower-supernode``, and `pinned` contains the
+    hashes of bundles whose code may also run. Raises ValueError for an unsupported
+    option.
     """
     parser = supernode.options_parser()
     args, default = parser.parse_args(arguments), vars(parser.parse_args([]))
@@ -177,7 +178,7 @@ class Node:
             reply = Message(Error(error.code, str(error)), reply_to=head)
         except Exception as error:  # without a reply, the server would wait long
             log.exception("The message could not be answered")
-            reason = f"{type(error).__name__}; the party's log says more"
+            reason = f"{type(error).__name__}: see the party's log"
             reply = Message(Error(supernode.ErrorCode.UNKNOWN, reason), reply_to=head)
         self.send(reply, time.monotonic() - start)
         log.info("[RUN %s] Sent after %.2f s", run_id, time.monotonic() - start)
@@ -201,7 +202,7 @@ class Node:
             raise NotAnswered(
                 supernode.ErrorCode.INVALID_FAB,
                 f"the party has version {__version__} of vfl_flower installed, but the "
-                f"run needs version {version}: install one version on both sides, or "
+                f"run needs version {version}: install the same version, or "
                 f"pin the run's bundle. The party runs bundle {self.installed[1]} and "
                 f"has not pinned the bundle {run.fab_hash} of this run",
             )
@@ -243,8 +244,8 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(list(PRELOADED))
 
 BROKEN_OFF = (EOFError, OSError)
-"""Errors if a process is killed while it starts another process or sends a reply. A
-killed forkserver is restarted with the next process."""
+"""Errors raised if a process is killed while it starts another process or sends a
+reply. A killed forkserver is restarted with the next process."""
 
 
 def preload() -> None:
@@ -304,7 +305,7 @@ def answer(
     except Exception as error:
         # Steps scrub their errors; the text of any other error may contain data.
         log.exception("The ClientApp raised an exception")
-        reason = f"{type(error).__name__}; the party's log says more"
+        reason = f"{type(error).__name__}: see the party's log"
         kind = supernode.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         reply = Message(Error(kind, reason), reply_to=message)
     pipe.send((reply, context))

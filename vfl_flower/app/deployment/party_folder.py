@@ -151,7 +151,7 @@ def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
         ("state-dir", source.state_dir),
     ):
         if value is None:
-            raise ValueError(f"{path} must have a {key}")
+            raise ValueError(f"{path} must set {key}")
     assert source.consent is not None
     try:
         return source, Consent.load(source.consent)
@@ -190,7 +190,7 @@ def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> C
             raise ValueError(
                 f"the card of {card.name!r} must have the key that {path} pins, "
                 f"{before}, but it has {card.identity}: ask that party on the "
-                "telephone, and change the line yourself only if it has a new key"
+                "telephone, and change the line only if that party has a new key"
             )
         for name, key in pinned.items():
             if key == card.identity and name != card.name:
@@ -218,6 +218,6 @@ def _with_peers(text: str, new: Mapping[str, str], path: Path) -> str:
         if tomllib.loads(added) == expected:
             return added
     raise ValueError(
-        f"{path} must list its peers below a line [peers]; add these: "
+        f"{path} must list its peers below a line [peers]; add these lines: "
         f"{'; '.join(lines.splitlines())}"
     )

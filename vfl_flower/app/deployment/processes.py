@@ -49,9 +49,10 @@ class RunFailed(RuntimeError):
 class Processes(AbstractContextManager["Processes"]):
     """Processes of one private Flower environment, which stop together.
 
-    Flower's daemons and Ray start children in new sessions, which :meth:`stop` finds by
-    a mark in their inherited environment. Flower's folder is `home`; by default it is a
-    temporary folder or, if `private` is false, the user's folder.
+    Flower's daemons and Ray start child processes in new sessions; :meth:`stop` finds
+    these processes by a mark in their inherited environment. Flower's folder is
+    `home`; by default it is a temporary folder or, if `private` is false, the user's
+    folder.
     """
 
     def __init__(self, home: str | Path | None = None, *, private: bool = True) -> None:
@@ -95,7 +96,7 @@ class Processes(AbstractContextManager["Processes"]):
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process in a new session, with options of Popen.
 
-        Ctrl-C only reaches this process, which calls :meth:`stop`. In the new process,
+        Ctrl-C reaches only this process, which calls :meth:`stop`. In the new process,
         SIGINT has its default action, which shells disable for background processes.
         """
         process: subprocess.Popen[Any] = subprocess.Popen(
@@ -157,7 +158,7 @@ class Processes(AbstractContextManager["Processes"]):
     def stop(self) -> None:
         """Stop all processes and their descendants.
 
-        Raises RuntimeError if one survives SIGKILL.
+        Raises RuntimeError if a process survives SIGKILL.
         """
         with _undisturbed():
             alive: set[int] = set()
@@ -278,8 +279,8 @@ def wait_for(
 def free_port() -> int:
     """Return a free TCP port of loopback.
 
-    It is above Ray's ports and below the ports of outgoing connections, so that it is
-    still free when it is used.
+    The port is above Ray's ports and below the ports of outgoing connections, so
+    that it is still free when used.
     """
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
@@ -296,8 +297,8 @@ def write_flower_config(
 ) -> None:
     """Write a ``config.toml`` for ``flwr`` with a SuperLink on this machine.
 
-    `options` are the options of the connection. The file is written to `home`, as
-    ``FLWR_HOME``; nothing in ``~/.flwr`` changes.
+    `options` are the options of the connection. The file is written to `home`, which
+    serves as ``FLWR_HOME``; nothing in ``~/.flwr`` changes.
     """
     superlink = {"address": f"127.0.0.1:{port}", **options}
     config = {"superlink": {"default": name, name: superlink}}

@@ -1,8 +1,8 @@
 r"""Start the ServerApps of a SuperLink that runs with ``--isolation process``.
 
-It replaces Flower's ``flower-superexec``, and calls internal functions of Flower
-(:mod:`vfl_flower.app.flwr_internals`). If these differ in the installed flwr, nothing
-starts.
+This program replaces Flower's ``flower-superexec``, and calls internal functions of
+Flower (:mod:`vfl_flower.app.flwr_internals`). If these functions differ in the
+installed flwr, no ServerApp starts.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ three ways:
    need, once, and forks for each run of the installed package's app. A run of another
    bundle gets a new process, as in Flower, and so its own modules.
 2. *When it requests work.* It requests work every 0.2 s; Flower does so every second.
-3. *How it reports a killed ServerApp.* It reports this at once; with Flower, the
+3. *When it reports a killed ServerApp.* It reports the kill at once; with Flower, the
    SuperLink waits a minute or more for heartbeats.
 """
 

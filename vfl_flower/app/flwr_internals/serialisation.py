@@ -29,8 +29,8 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 def encode(values: np.ndarray[Any, Any]) -> Array:
     """Return ``Array(values)`` for an array in C order.
 
-    Flower writes and parses a header each time, which takes longer than the values of
-    small arrays.
+    Flower writes and parses a header each time, which takes longer than encoding the
+    values of small arrays.
     """
     dtype = str(values.dtype)
     if dtype not in NUMBERS:

@@ -82,7 +82,7 @@ def check_flower() -> None:
     hints = get_type_hints(inspect.unwrap(http_request_response))
     n, known = len(get_args(get_args(hints["return"])[0])), len(Fleet._fields)
     if n != known:
-        raise ImportError(f"flwr's SuperNode connection has {n} parts, not {known}")
+        raise ImportError(f"flwr's SuperNode connection has {n} values, not {known}")
     if not all(hasattr(module, "HEARTBEAT_DEFAULT_INTERVAL") for module in BEATING):
         raise ImportError("flwr's heartbeats have no HEARTBEAT_DEFAULT_INTERVAL")
     if unknown := HONOURED - vars(options_parser().parse_args([])).keys():
