@@ -18,7 +18,7 @@ from vfl_flower.app.report.units import duration, size
 from vfl_flower.server.metrics import OF_SPREAD, SPREAD
 
 MOST_PARTIES = 40
-"""Maximum number of parties in a table; its last line is the sum of the rest."""
+"""Maximum number of parties in a table, whose last line is the sum of the rest."""
 
 MOST_OF_TEXT = 400
 """Maximum length of a setting, name or warning; ``result.json`` has the full text."""
@@ -53,7 +53,7 @@ LEARNED = {
     "under a mask and a pad": "Parties learned sums that the server cannot read.",
     "encrypted": "Parties learned values that other parties encrypted for them.",
 }
-"""Sentences on who learned what, by the first words on how values travelled."""
+"""Sentences on who learned what, by the start of the way in which values travelled."""
 
 TOGETHER = "all parties, nothing pooled"
 """Name of the run's model, among models of single parties."""
@@ -67,10 +67,10 @@ WORDS = {
     "Round trip": "One request from the server to the parties, and all their replies.",
     "Under a mask": "Hidden by random numbers that cancel in the sum over all parties: "
     "the server learns the sum, but no party's contribution.",
-    "In the clear": "Readable by anyone who receives it.",
+    "In the clear": "Readable by every recipient.",
     "Standard error": OF_SPREAD,
-    "Consent": "A file that permits values to leave a party, besides sums. The party's "
-    "program refuses everything else.",
+    "Consent": "A file that permits certain values, besides sums, to leave a party. "
+    "The party's program refuses everything else.",
 }
 """Definitions of the words of the page."""
 
