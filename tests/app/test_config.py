@@ -68,7 +68,7 @@ def test_defaults_fill_in():
 def test_wrong_key_or_type(key, value, rule):
     expected = f"run config has no key {key!r}{rule}"
     if rule.startswith("must"):
-        hint = ", write it in double quotes" if rule.endswith("text") else ""
+        hint = "; write it in double quotes" if rule.endswith("text") else ""
         expected = f"run config {key!r} {rule}, got {value!r}{hint}"
     with pytest.raises(ValueError, match="run config") as caught:
         check_run_config({key: value})

@@ -19,13 +19,13 @@ from vfl_flower.party.party import Party, PartyError
 
 
 def load_from_context(context: Context) -> Party:
-    """Load the party that the node config (in a simulation: run config) describes."""
+    """Load the party described by the node config or, if simulated, the run config."""
     try:
         source = party_source(context.node_config, context.run_config)
     except ValueError as error:
         name = context.node_config.get("party-name")
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
-    # Other parties are simulated: they hold parts of a bundled data set or folder.
+    # Simulated parties hold parts of a bundled data set or of a folder.
     real = _is_real(source, "data" in with_data(context.node_config))
     if real and source.state_dir is None:
         raise PartyError(
@@ -55,13 +55,13 @@ def _is_real(source: PartySource, by_node: bool) -> bool:
 def load(source: PartySource, run_config: Mapping[str, Any]) -> Party:
     """Return a party; for predictions, new rows are encoded as in training.
 
-    Raises PartyError for a fault in its state-dir, local model, consent or data.
+    Raises PartyError for a fault in the state-dir, local model, consent or data.
     """
     try:
         encoding = _stored_encoding(source, run_config)
         consent = Consent.load(source.consent) if source.consent else None
         if consent is not None and source.state_dir is not None:
-            check_refusals(source.state_dir, consent)  # refusals in loading count too
+            check_refusals(source.state_dir, consent)  # refusals on loading count too
     except PartyError as error:  # before ``hello`` the server does not know the name
         raise PartyError(f"{source.who}: {error}") from None
     party = load_party(source, encoding=encoding)

@@ -121,14 +121,14 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
         if type(value) in kinds or (type(value) is int and float in kinds):
             continue
         wanted = " or ".join(_SAID[kind] for kind in kinds)
-        hint = ", write it in double quotes" if str in kinds else ""
+        hint = "; write it in double quotes" if str in kinds else ""
         raise ValueError(f"run config {name!r} must be {wanted}, got {value!r}{hint}")
     defaults: dict[str, Any] = {name: key.default for name, key in keys.items()}
     return defaults | dict(run_config)
 
 
 def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
-    """Return an algorithm's strategies by task; raise ValueError if it is unknown."""
+    """Return strategies by task; raise ValueError if the algorithm is unknown."""
     known = algorithms()
     if config["strategy"] not in known:
         raise ValueError(
@@ -216,8 +216,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     impute = (_text(chosen, "impute") or "mean") if encodes else "none"
     if rows and impute == "median":
         raise ValueError(
-            "impute must be mean or none if parties hold different rows, since each "
-            "party knows only the median of its own rows, got 'median'"
+            "impute must be mean or none if parties hold different rows, got 'median': "
+            "each party knows only the median of its own rows"
         )
     return PartySource(
         data=str(chosen["data"]),

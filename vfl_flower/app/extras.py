@@ -9,7 +9,7 @@ _REASONS = {
 
 
 def reason_missing(package: str) -> str:
-    """Return a reason and command to install a package; "" if it is installed."""
+    """Return the reason and command to install a package, or "" if it is installed."""
     return _REASONS[package] if find_spec(package) is None else ""
 
 

@@ -45,7 +45,7 @@ class RunEnded(FederationError):
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run and report, or plan, by the run config; raise RunEnded on failure."""
+    """Run and report, or plan, as the run config says; raise RunEnded on failure."""
     log.setLevel(logging.INFO)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())

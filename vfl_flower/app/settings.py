@@ -15,7 +15,7 @@ from vfl_flower.strategies import ALGORITHMS
 
 
 def sections() -> Iterator[tuple[str, list[Key]]]:
-    """Yield each section of a run config, "" for the common keys, and its keys."""
+    """Yield the run config's sections ("" for the common keys), each with its keys."""
     for section in ["", *ALGORITHMS]:
         yield section, [key for key in run_keys().values() if key.section == section]
 

@@ -95,6 +95,6 @@ def test_settings_are_compared_with_the_defaults():
 
 def test_a_run_that_repeats_nearly_is_not_said_to_repeat_exactly():
     run = result(1.0)
-    assert "the run repeats exactly" in page_text(run)
+    assert "another run gives exactly the same" in page_text(run)
     nearly = replace(run, strategy=SecureRidge())
-    assert "the run repeats only nearly" in page_text(nearly)
+    assert "another run gives nearly the same" in page_text(nearly)

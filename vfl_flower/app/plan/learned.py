@@ -47,7 +47,7 @@ _SENT = {
 def who_learns(
     steps: Iterable[Step[..., Any]], seen: Mapping[str, Seen] | None = None
 ) -> list[Learned]:
-    """Return the values that steps reveal, and to whom, by their declarations.
+    """Return the values that steps reveal, and to whom, as the steps declare.
 
     Values that the server forwards between parties are left out. `seen` contains the
     values that a run has sent, by action; if `seen` is given, only these values are
@@ -101,7 +101,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cells(row: Learned) -> list[str]:
-    """Return the cells of a row of a table, below :data:`HEADER`."""
+    """Return the cells of a table row, in the order of :data:`HEADER`."""
     values = ", ".join(f"`{value}`" for value in row.values)
     return [f"`{row.step}`", values, row.how, row.who, ", ".join(row.kinds)]
 

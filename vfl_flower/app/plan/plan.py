@@ -25,14 +25,14 @@ from vfl_flower.server.strategy import ProtocolStrategy
 log = logging.getLogger("vfl_flower")
 
 MOST_ROWS = 20_000
-"""Maximum rows in a rehearsal; the total if parties hold different rows."""
+"""Maximum number of rows in a rehearsal, in total if parties hold different rows."""
 MOST_NUMBERS = 8_000_000
 """Maximum number of values in a rehearsal's rows, over all parties: 64 MB."""
 FEW_ROWS = 1_000
-"""Maximum number of rows in rehearsals that find which costs depend on the data."""
+"""Maximum number of rows in rehearsals that show which costs depend on the data."""
 MESSAGE_BYTES = 2**25
-"""Maximum bytes of a reply in a step that sends all rows in several messages; a
-rehearsal on fewer rows may need only one message."""
+"""Maximum number of bytes in a reply of a step that sends all rows in several messages;
+a rehearsal on fewer rows can need only one message."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RunPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that the run takes, without sending the bytes; None: unknown."""
+        """Seconds that the run takes, excluding those to send bytes; None: unknown."""
         if self.ledger is None or self.round_trip is None:
             return None
         return self.ledger.round_trips * self.round_trip + self.computing
@@ -187,7 +187,7 @@ def plan(
         reason = (
             f"A plan has costs for training only: the task {strategy.task!r} uses "
             "local models that the parties store. The table lists everything that "
-            "its steps may reveal."
+            "its steps can reveal."
         )
         return replace(declared, reason=reason)
     everything = n_rows_of(strategy, shapes)
@@ -201,7 +201,7 @@ def plan(
     varying: dict[str, tuple[int, int]] | None = None
     rehearsals: list[Rehearsal] = []
     with suppress(Exception), _rehearsing(few_rows):
-        # First, since the first rehearsal also waits for imports.
+        # These rehearsals come first, since the very first one also waits for imports.
         clusters = rehearse(strategy, shapes, few_rows, clusters=True)
         random = rehearse(strategy, shapes, few_rows)
         varying = _varying(random, clusters)
@@ -211,12 +211,12 @@ def plan(
             with _rehearsing(count):
                 part = strategy.scaled(count / wanted)
                 rehearsals.append(rehearse(part, shapes, count))
-        except Exception as error:  # of any kind, since strategies raise any
+        except Exception as error:  # strategies can raise any error
             few = f"{counts[0]:,} to " if len(counts) > 1 else ""
             reason = (
                 f"There are no costs, since the rehearsal on {few}{rows:,} random rows "
                 f"failed: {error or type(error).__name__}. The table lists "
-                "everything that the steps may reveal."
+                "everything that the steps can reveal."
             )
             return replace(declared, reason=reason)
     last = rehearsals[-1]
@@ -233,7 +233,7 @@ def plan(
         computed = max(e.seconds_computed for e in greeted.entries.values())
         waited = greeted.seconds_waited - computed
         round_trip = max(0.0, waited) / greeted.round_trips
-    # Real parties send more in ``hello`` than rehearsed ones, such as signatures.
+    # Real parties send more values in ``hello`` than rehearsals do, such as signatures.
     learned = [*who_learns([hello]), *who_learns(strategy.steps, last.ledger.seen)]
     return replace(
         declared,
@@ -265,7 +265,7 @@ def _varying(random: Rehearsal, clusters: Rehearsal) -> dict[str, tuple[int, int
 
 
 def extended(values: Sequence[float], growth: float) -> float:
-    """Return the cost for `growth` times the rows, on a line that does not fall.
+    """Extrapolate a cost to `growth` times the rows, on a line that does not fall.
 
     The line a + b n goes through `values`, which are the costs for n / 2 and n rows.
     """
@@ -278,8 +278,8 @@ def _extended_ledger(
 ) -> Ledger:
     """Extrapolate ledgers for n / 2 and n rows to `growth` times n rows.
 
-    A step that varies with the data gets the round trips of one ledger, since a
-    solver's iterations do not follow from the number of rows.
+    A step whose costs depend on the data gets the larger of the two numbers of round
+    trips, since a solver's iterations do not follow from the number of rows.
     """
     result = Ledger()
     trips = {
@@ -296,7 +296,7 @@ def _extended_ledger(
             pairs = zip(entries, shares, strict=True)
             each = [getattr(e, name) / share for e, share in pairs]
             counts[name] = round(times * extended(each, growth))
-        # Seconds vary too much for a line: they count as proportional to the rows.
+        # Seconds vary too much for a line: assume them proportional to the rows.
         for name in ("seconds_computed", "seconds_answered"):
             counts[name] = getattr(entry, name) * growth
         result.entries[action, party] = Entry(action, party, **counts)

@@ -69,7 +69,7 @@ def rehearse(
 ) -> Rehearsal:
     """Run a strategy on `rows` random rows; None: as many rows as the parties have.
 
-    With `clusters`, the rows are five points with little noise.
+    With `clusters`, the rows are five points plus a little noise.
     """
     share = 1.0 if rows is None else rows / n_rows_of(strategy, shapes)
     labelled = any(shape.n_labels for shape in shapes)

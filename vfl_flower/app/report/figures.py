@@ -80,7 +80,7 @@ def _roc(rows: Array, positives: Array) -> Figure:
 
     return make_figure(
         "roc",
-        "How well it separates the classes",
+        "How well the model separates the classes",
         "Each point is a threshold above which rows count as positive. Its vertical "
         "position is the share of positive rows found, its horizontal position the "
         "share of negative rows that are false alarms. A curve near the upper left "
@@ -108,7 +108,7 @@ def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
     worst = int(np.abs(share - score).argmax())
     return make_figure(
         "calibration",
-        "Whether its probabilities are right",
+        "Whether the predicted probabilities are right",
         "Each point is a group of rows with similar probabilities. On the dashed line, "
         "as many rows are positive as predicted; below it, fewer are. Bars span two "
         "standard errors.",
@@ -178,9 +178,9 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         axes.set_xlabel(f"first direction ({shares[0]:.0%} of the differences)")
         axes.set_ylabel(f"second direction ({shares[1]:.0%})")
 
-    what = "The area of a circle is the number of rows of its cluster."
+    what = "The area of a circle shows the number of rows in its cluster."
     if not known:
-        what = "Their sizes are not known to the server, so all circles are equal."
+        what = "The server does not know the clusters' sizes: all circles are equal."
     sizes = f" of {int(rows.min()):,} to {int(rows.max()):,} rows" if known else ""
     return make_figure(
         "clusters",
@@ -235,8 +235,8 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         "progress",
         "What each step of the solver gained",
         "One point for each step, at the bytes sent until then in both directions. "
-        "Where the line is flat, further steps gained little for their bytes. Steps "
-        "that send nothing are counted instead.",
+        "Where the line is flat, further steps gained little for their bytes. If steps "
+        "send nothing, the axis counts the steps.",
         f"{ends}.",
         draw,
         height=3.1,

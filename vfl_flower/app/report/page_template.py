@@ -258,9 +258,9 @@ consent must permit.</p>
 <p>Without a seed, each party drew random numbers in private, so another run gives \
 different numbers.</p>
 {% else %}
-<p>The seed was {{ first.seed }}: with the same data, the run repeats \
-{% if first.repeats is false %}only nearly, since parties draw some secrets in \
-private{% else %}exactly{% endif %}.</p>
+<p>The seed was {{ first.seed }}. With the same data, another run gives \
+{% if first.repeats is false %}nearly the same numbers, since parties draw some \
+secrets in private{% else %}exactly the same numbers{% endif %}.</p>
 {% endif %}
 <p>The run's folder contains the models and <code>result.json</code>, which has all \
 numbers of this page: <code>vfl-flower report --rebuild</code> rebuilds the page.</p>

@@ -25,8 +25,8 @@ from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
 
 RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figures"
-"""Names in the folder of a run, of the numbers, the text that the run prints, the page
-and the folder of figures. The page and the figures are made from the numbers."""
+"""Names, in a run's folder, of the files of the numbers, the printed text and the page,
+and of the folder of figures. The page and the figures are made from the numbers."""
 
 _TRACE = "round_trips", "bytes", "value"
 """The numbers at each point of a trace."""
@@ -125,7 +125,7 @@ def record_of(
 
 
 def _result(result: ProtocolResult, label: str) -> dict[str, Any]:
-    """Return one result as plain numbers and texts."""
+    """Return one result as plain numbers and text."""
     strategy, recorded = result.strategy, result.train_metrics_clientapp
     named = {*result.traces}.union(*recorded.values())
     names = [metric for metric in strategy.explained if metric in named]

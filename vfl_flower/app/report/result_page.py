@@ -1,4 +1,4 @@
-"""The report of a result; imported only when called, since parties need no report."""
+"""The report of a result; its modules load when called, as parties need no report."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
         The result of :func:`~vfl_flower.simulation.simulate`, or of a strategy's
         ``start`` in your own ServerApp.
     folder : path
-        Where to write ``report.html``, its figures, ``result.json``, ``report.md`` and
-        the model.
+        Folder to which ``report.html``, its figures, ``result.json``, ``report.md`` and
+        the model are written.
 
     Returns
     -------
     Path
-        Path of the page; ``vfl-flower report FOLDER --rebuild`` makes the page again.
+        Path of the page; ``vfl-flower report FOLDER --rebuild`` rebuilds the page.
 
     Raises
     ------
