@@ -303,7 +303,7 @@ def _encoding(config: UserConfig) -> str | None:
         codecs.lookup(encoding or "utf-8")
     except LookupError:
         raise ValueError(
-            f"encoding must be an encoding that Python knows, got {encoding!r}"
+            f"encoding must be a text encoding of Python, got {encoding!r}"
         ) from None
     return encoding
 

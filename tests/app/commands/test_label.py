@@ -142,7 +142,7 @@ def test_no_file_of_the_party_is_overwritten(parties, model, tmp_path, name, way
         (output.symlink_to if way == "a link" else output.hardlink_to)(own)
     before = own.read_bytes()
     assert refused(model.id, parties[0], output) == (
-        "output must not replace the party's data or a file in its state-dir"
+        "output must not replace the party's data or a file in the state-dir"
     )
     assert own.read_bytes() == before
     assert output.exists()

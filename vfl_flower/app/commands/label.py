@@ -42,12 +42,12 @@ def label(
         raise ValueError("node config must set 'data' to the new rows' file")
     source = party_source(config, {})
     if source.state_dir is None:
-        raise ValueError("node config must set 'state-dir' as in training")
+        raise ValueError("node config must set 'state-dir', as in training")
     for place in (Path(source.data), source.state_dir):
         files = place.iterdir() if place.is_dir() else [place]
         if output.exists() and any(output.samefile(f) for f in files if f.exists()):
             raise ValueError(
-                "output must not replace the party's data or a file in its state-dir"
+                "output must not replace the party's data or a file in the state-dir"
             )
     if is_model_id(model) and (source.state_dir / f"{model}.sqlite").exists():
         raise ValueError(

@@ -259,7 +259,7 @@ def run(
     ] = "",
     federation: Federation = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what the run would cost.")
+        bool, typer.Option("--dry-run", help="Only print the run's expected costs.")
     ] = False,
     verbose: options.Verbose = False,
     format_: options.FormatOption = "text",

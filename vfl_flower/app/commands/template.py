@@ -1,6 +1,6 @@
 """A Flower app that runs the installed package, for work outside a checkout.
 
-``vfl-flower new-app my-app`` writes it for ``flwr run my-app CONNECTION --stream``.
+``vfl-flower new-app my-app`` writes an app for ``flwr run my-app CONNECTION --stream``.
 Without a connection, Flower simulates the SuperNodes, which needs Ray.
 """
 
@@ -44,7 +44,7 @@ def write_app(folder: Path) -> Path:
     """Write an app that runs the installed package, unless the folder has one."""
     target = folder / "pyproject.toml"
     if target.exists():
-        raise ValueError(f"the folder must have no pyproject.toml yet, got {folder}")
+        raise ValueError(f"the folder must not yet have a pyproject.toml, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     target.write_text(project(), encoding="utf-8")
     return target

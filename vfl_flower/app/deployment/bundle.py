@@ -24,7 +24,7 @@ def installed_bundle() -> tuple[bytes, str]:
 
 
 def hash_of_app(folder: Path | None = None) -> str:
-    """Return the hash of a folder's bundle, or of the installed package's app."""
+    """Return the hash of the bundle of a folder, or of the installed package's app."""
     built = bundles.build_fab_from_disk(folder) if folder else installed_bundle()[0]
     return hash_of(built)
 

@@ -99,7 +99,7 @@ class Card:
             card = cls(**table)
             if fingerprint != card.fingerprint:
                 raise ValueError(
-                    f"its fingerprint must be {card.fingerprint}, to match its keys: "
+                    f"its fingerprint must be {card.fingerprint} to match its keys: "
                     "ask for the card again"
                 )
         except ValueError as error:

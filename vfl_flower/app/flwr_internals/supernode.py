@@ -43,7 +43,8 @@ HONOURED = frozenset(
         *("node_config", "max_retries", "max_wait_time", "host", "port"),
     }
 )
-"""Options of ``flower-supernode`` that our command accepts; a port is not needed."""
+"""Options of ``flower-supernode`` that ``vfl-flower supernode`` accepts; the command
+needs no port."""
 
 BEATING = (heartbeat, fleet_http_connection)
 """Modules of Flower that define the time between two heartbeats."""
