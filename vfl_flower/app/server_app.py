@@ -34,7 +34,7 @@ RESUME = "to resume this run:"
 
 
 class RunEnded(FederationError):
-    """A run cannot continue; the text gives the reason in a sentence.
+    """A run cannot continue; the text states the reason in a sentence.
 
     The error has no traceback, because Flower would log it after the sentence, which
     would then not be the last line of the run's output.

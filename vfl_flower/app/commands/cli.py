@@ -36,7 +36,7 @@ _COMMANDS = {
     "supernode": "deployment.executor",
     "gate": "deployment.gate",
 }
-"""The functions that are commands, and the modules that contain them.
+"""The names of the commands, and the modules that contain their functions.
 
 The commands for a first federation come first, in the order of use. The commands for
 use with Flower's own commands come last.

@@ -25,8 +25,8 @@ def label(
 ) -> None:
     """Label new rows with a party's local clustering, without a run.
 
-    Nothing leaves the machine. The node config is the SuperNode's node config, with the
-    file of the new rows as data.
+    Nothing leaves the machine. Pass the SuperNode's node config, but with the file of
+    the new rows as data.
     """
     logging.basicConfig(format="%(message)s")
     try:

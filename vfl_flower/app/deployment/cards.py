@@ -113,7 +113,7 @@ class Card:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError unless a party and its folder can have this name."""
+    """Raise ValueError for a name that a party or its folder cannot have."""
     if not (len(name) <= MOST_OF_NAME and re.fullmatch(r"\w[\w. -]*(?<! )", name)):
         raise ValueError(
             f"name must be 1 to {MOST_OF_NAME} letters, digits, spaces, dots, hyphens "

@@ -71,7 +71,7 @@ Systemd = Annotated[
 ]
 
 LOCK = "coordinator.lock"
-"""Lock file in a coordinator's folder, with the process and its start time."""
+"""Lock file in a coordinator's folder; it contains the process id and start time."""
 
 WHY_ENDED = {
     "code: 2004": """\
@@ -317,7 +317,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def register(processes: Processes, card: Card) -> None:
-    """Register the SuperNode of a card; raise RunFailed if its key is not accepted."""
+    """Register the SuperNode of a card; raise RunFailed if the key is not accepted."""
     public = processes.home / "supernode.pub"  # flwr only reads keys from files
     public.write_text(f"{card.supernode}\n")
     options = (str(public), CONNECTION, "--name", card.name)

@@ -2,8 +2,8 @@
 
 :class:`vfl_flower.app.deployment.processes.Processes` starts this file as a program,
 with a socket as its standard input. Importing Flower takes most of the time of a short
-command, and here it happens only once. For the same reason, this file imports nothing
-else of the package.
+command, so this program imports Flower only once, and imports no other module of this
+package.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run a Flower project with the installed ``flwr`` command and check how the run ends.
 
-The exit code of ``flwr run`` only says that a run was submitted, not that it succeeded,
+The exit code of ``flwr run`` says only that a run was submitted, not that it succeeded,
 and the SuperLink that the command starts for a simulation keeps running. :func:`run`
 raises an error with the reason if the run failed, and stops every process that it
 started.
@@ -186,8 +186,9 @@ def _how_to_continue(run_id: str) -> str:
 def start_superlink(processes: Processes, *options: str) -> int:
     """Start a SuperLink on loopback as `CONNECTION`; return the port of its APIs.
 
-    Its working directory is the private folder, so that ServerApps do not depend on the
-    user's directory. Raises RunFailed if the SuperLink ended or did not answer in time.
+    The SuperLink's working directory is the private folder, so that ServerApps do not
+    depend on the user's directory. Raises RunFailed if the SuperLink ended or did not
+    answer in time.
     """
     port = free_port()
     write_flower_config(processes.home, CONNECTION, port, {"insecure": True})

@@ -100,7 +100,7 @@ class Shown:
 def until_ended(home: Path) -> Iterator[Shown]:
     """Let processes run until one ends; a signal to this process is not an error.
 
-    All of them will have ended when the context ends.
+    All processes will have ended when the context ends.
     """
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(kind) != signal.SIG_IGN:  # as under nohup
@@ -113,7 +113,7 @@ def until_ended(home: Path) -> Iterator[Shown]:
 
 
 def program() -> list[str]:
-    """Return the command that starts the ``vfl-flower`` of this Python."""
+    """Return the command that starts the ``vfl-flower`` installed for this Python."""
     script = Path(sys.executable).with_name("vfl-flower")
     # `pip install --user` puts the script into another folder.
     module = [sys.executable, "-m", "vfl_flower.app.commands.cli"]

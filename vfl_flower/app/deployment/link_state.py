@@ -68,7 +68,7 @@ STARTED_AGAIN = (
 
 
 def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
-    """Prepare a SuperLink's database of SuperNodes and outcomes of runs for a start.
+    """Prepare a SuperLink's database, with its SuperNodes and the outcomes of runs.
 
     A missing database is created, readable only by the user. A database that is damaged
     or lacks one of Flower's tables or columns is renamed. Returns the `keys` that are

@@ -6,12 +6,12 @@ differs in five ways:
 1. *Whose code it runs.* For the bundle of the installed package's app, it runs the
    installed package and fetches nothing. It runs the code of another bundle only if the
    bundle's hash is pinned.
-2. *How a process starts.* A process without threads imports everything that a party
-   needs, once, and forks for each message. The fork ends with the reply.
+2. *How a process starts.* A process without threads once imports everything that a
+   party needs, and forks for each message. The fork ends with the reply.
 3. *When it requests work.* It requests work soon after a message, then less and less
-   often; ``flower-supernode`` requests it every 3 s.
+   often; ``flower-supernode`` requests work every 3 s.
 4. *Ports.* It has no API for its processes, so it opens no port.
-5. *Heartbeats.* Heartbeats are twice as frequent, so that a run notices sooner if the
+5. *Heartbeats.* It sends heartbeats twice as often, so that a run notices sooner if the
    SuperNode was killed.
 """
 
@@ -52,7 +52,7 @@ PRELOADED = (
     *("pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "flint"),
 )
 """Modules that are already imported in the process of a message. OpenBLAS stops its
-threads for a fork, and the other modules start no threads before they have work."""
+threads before a fork, and the other modules start no threads before they have work."""
 
 FIRST_WAIT, MOST_WAIT = 0.1, 3.0
 """Minimum and maximum seconds between two requests for work. Within these bounds, the
@@ -295,7 +295,7 @@ def in_a_process(
 def answer(
     pipe: Connection, message: Message, context: Context, code: Path | None
 ) -> None:
-    """Answer a message, in its own process."""
+    """Answer a message, in the process started for the message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the SuperNode ends this process
     threading.Thread(target=_end_with_the_node, daemon=True).start()
     TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id

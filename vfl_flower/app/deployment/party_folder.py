@@ -87,7 +87,7 @@ min-changed-rows = 20       # minimum number of rows by which two unequal row se
 
 
 def consent_text(kinds: Collection[Kind] = ()) -> str:
-    """Return a ``consent.toml`` with the defaults, which lets these kinds leave."""
+    """Return a ``consent.toml`` with default values that permits these kinds."""
     lines = [
         f"{kind} = {'true' if kind in kinds else 'false'}".ljust(28) + f"# {words}\n"
         for kind, words in KINDS.items()
@@ -106,7 +106,7 @@ def write_party_folder(
 ) -> Card:
     """Write the folder of a new party, whole or not at all; return its card.
 
-    The folder's name is the party's name; `kinds` may leave the party.
+    The folder's name is the party's name; values of `kinds` may leave the party.
     """
     folder = folder.absolute()
     name = folder.name

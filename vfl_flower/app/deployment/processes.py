@@ -204,7 +204,7 @@ def live_processes() -> list[psutil.Process]:
 class _Commands:
     """A process that has imported Flower and runs ``flwr`` commands, one at a time.
 
-    It leads the session that contains these commands.
+    The process leads the session that contains these commands.
     """
 
     def __init__(self, processes: Processes) -> None:

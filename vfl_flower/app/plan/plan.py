@@ -61,7 +61,7 @@ class RunPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that the run takes, excluding those to send bytes; None: unknown."""
+        """Expected seconds of the run, without sending the bytes; None: unknown."""
         if self.ledger is None or self.round_trip is None:
             return None
         return self.ledger.round_trips * self.round_trip + self.computing

@@ -48,7 +48,7 @@ class Figure:
 
 
 SQUARE = {"width": 4.6, "height": 4.2}
-"""Size in inches of a figure that stands beside another figure."""
+"""Size in inches of a figure that is shown beside another figure."""
 
 _STYLE: Any = {
     "axes.edgecolor": GRID,

@@ -45,7 +45,7 @@ COMPARED = {
     "explained": "Spread explained by",
     "test_loss": "Typical errors of",
 }
-"""Metrics that compare models; the first one that a result has is shown."""
+"""Metrics that compare models; the first of these metrics in a result is shown."""
 
 LEARNED = {
     "in the clear": "The server learned names, sizes and values of single parties.",
@@ -53,7 +53,7 @@ LEARNED = {
     "under a mask and a pad": "Parties learned sums that the server cannot read.",
     "encrypted": "Parties learned values that other parties encrypted for them.",
 }
-"""Sentences on who learned what, by the start of the way in which values travelled."""
+"""Sentences on who learned what, by the text of ``how`` before " for "."""
 
 TOGETHER = "all parties, nothing pooled"
 """Name of the run's model, among models of single parties."""
@@ -180,7 +180,7 @@ def _who_learned(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
-    """Return sentences that compare a model with none; `unit` follows an error."""
+    """Return sentences that compare a model with no model; `unit` follows an error."""
     known = {k: v for k, v in metrics.items() if finite(v)}
     sentences = []
     rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"
@@ -307,9 +307,9 @@ def costs_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 def times_of(ledger: Mapping[str, Any], party: str) -> list[float]:
     """Return the seconds of a party in all steps: computing, sending, waiting.
 
-    The three add up to the time that the server waited. Sending covers the network,
-    Flower's queues and the start of a process. A party waits for the slowest party, and
-    while only other parties have requests.
+    These three times add up to the time that the server waited. Sending covers the
+    network, Flower's queues and the start of a process. A party waits for the slowest
+    party, and also while only other parties have requests.
     """
     entries = {e["action"]: e for e in ledger["entries"] if e["party"] == party}
     times = []

@@ -1,4 +1,4 @@
-"""The report of a result; its modules load when called, as parties need no report."""
+"""The report of a result; its modules are imported on use: parties need no report."""
 
 from __future__ import annotations
 
