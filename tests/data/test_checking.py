@@ -358,7 +358,7 @@ def test_what_concerns_a_strategy_is_said_where_it_is_asked_for(tmp_path):
     ("name", "options", "words"),
     [
         ("a.csv", ["--delimiter", "ab"], "delimiter must be one character"),
-        ("a.csv", ["--encoding", "latin-77"], "must be an encoding that Python"),
+        ("a.csv", ["--encoding", "latin-77"], "must be a text encoding of Python"),
         ("none.csv", [], "data file not found: '{}'"),
     ],
 )

@@ -110,7 +110,7 @@ def test_new_rows_are_encoded_as_in_training(parties, model, tmp_path):
     ("config", "model", "reason"),
     [
         ('state-dir="/s"', "0123456789abcdef", "must set 'data' to the new rows'"),
-        ('data="/x.csv"', "0123456789abcdef", "must set 'state-dir' as"),
+        ('data="/x.csv"', "0123456789abcdef", "must set 'state-dir', as"),
         (None, "0123456789abcdef", "has no local model 0123456789abcdef"),
         (None, "latest", "model"),
     ],

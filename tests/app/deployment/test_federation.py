@@ -295,7 +295,7 @@ def test_the_installed_superlink_has_no_accounts(monkeypatch):
 
 @pytest.mark.parametrize("host", ["https://a", "a:8000", "a b", "", "-a", "a" * 64])
 def test_a_host_that_is_none(place, host):
-    assert "host must be a name such as" in refused("certificates", "--", host)
+    assert "host must be a name (such as" in refused("certificates", "--", host)
     assert not (place / "federation").exists()
 
 

@@ -316,7 +316,7 @@ def test_clusters(rows, plotted, monkeypatch):
     np.testing.assert_array_equal(circles.get_offsets(), [[1, 0], [-3, 0]])
     monkeypatch.undo()
     text = drawn(clusters=places)["clusters"].text
-    assert ("not known to the server" in text) == (not rows)
+    assert ("does not know the clusters" in text) == (not rows)
 
 
 def test_files_of_a_figure(tmp_path):

@@ -37,7 +37,7 @@ def list_models(
     folder = output_dir({"output-dir": output_dir_})
     models: dict[str, list[reports.Stored]] = {}
     for stored in reports.stored_models(folder):
-        if stored.id or stored.task == "train":  # others have no model of their own
+        if stored.id or stored.task == "train":  # other tasks train no model
             models.setdefault(stored.name, []).append(stored)
     rows = []
     for name, versions in models.items():

@@ -59,7 +59,7 @@ if __name__ == "__main__":
     (flwr,) = distribution("flwr").entry_points.select(
         group="console_scripts", name="flwr"
     )
-    with suppress(Exception):  # each command reports it
+    with suppress(Exception):  # each command reports the failure
         flwr.load()
     gc.freeze()  # so that forks share the memory of imported modules
     with socket.socket(fileno=os.dup(0)) as socket_of_requests:

@@ -193,7 +193,7 @@ class Node:
         bundle, expected = self.installed
         code = None
         if run.fab_hash in self.pinned:
-            # The hash of the received bundle counts, not the one from the server.
+            # Use the hash of the received bundle, not the hash that the server sent.
             bundle = self.fleet.get_fab(run.fab_hash, run_id).content
             if (expected := hash_of(bundle)) == run.fab_hash:
                 code = supernode.install_from_fab(bundle, self.scratch / expected, True)

@@ -109,6 +109,6 @@ def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
     try:
         with quietly():
             random, clusters = trips(False), trips(True)
-    except Exception:  # the run will raise it too
+    except Exception:  # the run will raise the same error
         return 0
     return random if random == clusters else 0

@@ -106,7 +106,7 @@ def rehearse(
                 continue
             seconds = time.perf_counter() - start - ledger.seconds_waited
             return Rehearsal(ledger, max(0.0, seconds))
-    raise AssertionError  # the last labels return or raise
+    raise AssertionError  # the last labels have returned or raised
 
 
 def n_rows_of(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
