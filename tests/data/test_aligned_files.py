@@ -113,7 +113,7 @@ def test_a_changed_file_is_aligned_by_its_ids(folder, caplog):
     assert ids_of(folder, 1) == before
     rows = [int(text[1:]) for text in before]
     np.testing.assert_allclose(load(folder, 1).X, X[rows, 2:4])
-    assert f"'p1': {len(COMMON)} of its 55 rows, by alignment" in caplog.text
+    assert f"'p1': using {len(COMMON)} of its 55 rows, as in alignment" in caplog.text
 
 
 def test_a_file_that_lacks_ids_is_refused(folder):

@@ -122,7 +122,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(write, monkeypatch):
         return arrays
 
     monkeypatch.setattr(conversion, "_stored", slow)
-    assert "changed while it was read" in refusal(path)
+    assert "changed while it was being read" in refusal(path)
 
 
 def test_a_second_load_imports_and_reads_little(write):

@@ -61,7 +61,7 @@ def test_a_file_that_changes_during_the_check(write, monkeypatch):
         return done
 
     monkeypatch.setattr(checking, "Survey", survey_file)
-    assert "changed while it was read" in said(path)
+    assert "changed while it was being read" in said(path)
 
 
 # -- the first lines -------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_rows_of_delimiters_alone_are_left_out(write, empty, encoding):
     assert found.rows == 60
     faults = [f.text for f in found.findings if f.level == "error"]
     assert len(faults) == 1
-    assert "6 empty rows" in faults[0]
+    assert "6 rows contain only delimiters" in faults[0]
     ids = ids_in(path, id_column="a\u00e9")
     assert list(ids) == [str(i) for i in range(60)]
 
@@ -262,13 +262,13 @@ def test_a_column_with_one_rarer_value_is_no_heavy_tail(write):
     """Nobody can write the logarithm of 0."""
     path = write("a,b\n" + "".join(f"{int(i == 7)},{i % 9}\n" for i in range(90)))
     (text,) = [f.text for f in findings_in(path)]
-    assert "column 'a' has two values, one of them in 1 of 90 rows" in text
+    assert "column 'a' has only two values, and one occurs in 1 of 90 rows" in text
 
 
 def test_a_quote_that_takes_lines_is_refused_with_its_line(write):
     lines = [f"{i},{'xyz'[i % 3]},{i % 7}" for i in range(30)]
     lines[3], lines[20] = '3,"5 in,1', '20,n",2'
-    words = "line 5 of the data file of party 'n' has a quote that turns the next"
+    words = "line 5 of the data file of party 'n' has a quote that makes the next"
     path = write("\n".join(["a,t,b", *lines]), "n.csv")
     assert words in refusal(path)
     assert words in refusal(path, columns=("a",))

@@ -160,8 +160,8 @@ def test_new_rows_are_encoded_as_those_of_training(write, caplog):
         "ignored: 'more'",
         "party 'n': column 'a' lacks 1 of 2 values, which are set to the fill value "
         "from training; column 'carrier' lacks 1 of 2 values, which are set to the "
-        "fill value from training; column 'carrier' has 1 values that were not in "
-        "training, which become 0 in each of its columns; column 'flag' lacks 1 of 2 "
+        "fill value from training; column 'carrier' has 1 values that did not occur "
+        "in training: they become 0 in each of its columns; column 'flag' lacks 1 of 2 "
         "values, which are set to the fill value from training; column 'b' lacks 1 of "
         "2 values, which are set to the fill value from training",
     ]
@@ -201,7 +201,7 @@ def test_few_rows_of_a_csv_are_read_as_all_of_them(write, rows):
         ("a,t,f\n2013-01-01,x,true\n", "column 'a' of party 'n' must hold numbers"),
         ("a,t,f\ninf,x,true\n", "column 'a' of party 'n' must have no infinite"),
         ("a,t,f\n", "a header but no rows"),
-        ("a,t,f,a\n1,x,true,2\n", "more than one column 'a'"),
+        ("a,t,f,a\n1,x,true,2\n", "more than one column named 'a'"),
     ],
 )
 def test_errors_of_new_rows(write, text, words):

@@ -214,7 +214,7 @@ def test_texts_and_gaps_that_do_not_fit_are_refused(folder, run, words):
 
 def test_levels_of_a_column_that_is_not_there(folder):
     node = {"data": str(folder / "0.csv"), "levels": "sexx=f|m", "id-column": "id"}
-    with pytest.raises(PartyError, match="no column 'sexx', whose levels"):
+    with pytest.raises(PartyError, match="no column 'sexx', for which levels"):
         load_party(party_source(node, {"strategy": "fk-kmeans"}))
 
 
@@ -259,7 +259,7 @@ def test_a_server_that_does_not_fill_is_refused(folder):
     ("text", "words"),
     [
         ("sex", "must be 'column=a|b'"),
-        ("sex=f|m;sex=f|m", "each named once"),
+        ("sex=f|m;sex=f|m", "each column named once"),
         ("sex=f|f", "must be distinct, non-empty"),
         ("sex=f|", "must be distinct, non-empty"),
         ("sex=f", "2 to 1000 levels, got 1"),

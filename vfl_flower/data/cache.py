@@ -154,7 +154,7 @@ class CacheEntry:
         if os.name == "posix" and (
             about.st_uid != os.geteuid() or about.st_mode & 0o22
         ):
-            raise PermissionError("cache must be owned and writable by this user only")
+            raise PermissionError("only this user may own and write to the cache")
         for ending in ENDINGS:
             check_no_link(self._path(ending))
 

@@ -107,7 +107,7 @@ def _of_column(
         return
     yield from done
     if numbers.constant:
-        text = f"{what} has one value in all rows and adds no information: leave it out"
+        text = f"{what} is constant and adds no information: leave it out"
         yield warning("constant", name, text, "columns", (str(numbers.least),))
         return
     if numbers.known < FEW_ROWS or column.kind == "truth":
@@ -135,11 +135,11 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
             yield warning("coded", name, text, "missing", (f"{end:g}",))
             return
     if column.kind != "date" and numbers.kurtosis() > HEAVY:
-        text = f"{what} has heavy tails (kurtosis above {HEAVY:g}): write its logarithm"
+        text = f"{what} has heavy tails (kurtosis above {HEAVY:g}): use its logarithm"
         if numbers.at_least + numbers.at_most == numbers.known:
             rarer = min(numbers.at_least, numbers.at_most)
-            text = f"{what} has two values, one of them in {rarer} of {numbers.known} "
-            text += "rows: leave it out, or add more such rows"
+            text = f"{what} has only two values, and one occurs in {rarer} of "
+            text += f"{numbers.known} rows: leave it out, or add rows with this value"
         examples = (f"{numbers.least:g}", f"{numbers.most:g}")
         yield warning("tails", name, text, "columns", examples)
 
@@ -179,7 +179,7 @@ def _doubt_levels(
     name, count, what = column.name, len(column.levels), f"column {column.name!r}"
     examples = tuple(entry["levels"])
     if count == 1:
-        text = f"{what} has one value in all rows and adds no information: leave it out"
+        text = f"{what} is constant and adds no information: leave it out"
         return warning("constant", name, text, "columns", examples)
     if (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
         text = f"{what} holds {count} different numbers as text: write plain numbers"
@@ -196,8 +196,8 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
     """Yield warnings about texts that are probably spellings of the same text."""
     name = column.name
     if count := len(column.spelled) - len(column.levels):
-        text = f"{what} has {count} texts that count as equal to another text, since "
-        text += "they differ only in blanks at the ends or in Unicode form"
+        text = f"{what} has {count} texts that are read as equal to another text: they "
+        text += "differ from it only in blanks at the ends or in Unicode form"
         yield warning("spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
     for level in column.levels:
@@ -206,7 +206,7 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
     alike = sorted(x for group in folded.values() if len(group) > 1 for x in group)
     if alike:
         text = f"{what} has {len(alike)} texts that differ from another text only in "
-        text += "case, blanks or invisible characters: write them the same way"
+        text += "case, blanks or invisible characters: write them in the same way"
         yield warning("spelling", name, text, "", tuple(alike))
 
 
@@ -218,7 +218,7 @@ def _of_labels(labels: encoding.Labels) -> Iterator[Finding]:
         yield from encoding.code_warnings(column, what)
         yield from _of_spelling(column, what)
     if (numbers.known and numbers.constant) or (classes and len(classes) == 1):
-        text = f"{what} has one value in all rows"
+        text = f"{what} is constant"
         yield warning("constant", name, text, "label-column")
     if column.kind in NUMERIC:
         yield from encoding.number_notes(column, what)
@@ -258,6 +258,6 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
         text += f"{low!r} to {high!r}: "
         advice, option = "set standardize=true if parties hold columns", "standardize"
         if source.rows:
-            advice = "scale them with the strategy's settings, the same at all parties"
+            advice = "scale all parties' columns with the strategy's settings"
             option = ""
         yield warning("scales", high, text + advice, option)

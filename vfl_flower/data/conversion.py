@@ -76,7 +76,7 @@ class Plan:
         self._file, self._names = file, list(dict.fromkeys(header))
         self.features: list[str] = []
         self.faults = [
-            fault("header", name, f"{file.who} has more than one column {name!r}")
+            fault("header", name, f"{file.who} has more than one column named {name!r}")
             for name, count in Counter(header).items()
             if count > 1
         ]
@@ -128,7 +128,7 @@ class Plan:
         label = source.label_column
         for name in source.levels if not file.folder else ():
             if name not in names:
-                text = f"{file.who} has no column {name!r}, whose levels are given"
+                text = f"{file.who} has no column {name!r}, for which levels are set"
                 self._refuse(name, text, "levels")
         elsewhere: set[str] = set()
         if not {label, *(source.columns or ())} <= {None, *names}:
@@ -148,8 +148,8 @@ class Plan:
             if name == "" or name.startswith("__index_level_"):
                 raise PartyError(
                     f"{self._file.who} has a column without a name, such as a pandas "
-                    "index: write the file without it, or list the columns to use in "
-                    "columns"
+                    "index: write the file without this column, or set columns to the "
+                    "names of the columns to use"
                 )
 
     @property
@@ -275,7 +275,7 @@ def convert(
     who, rows = file.who, None
     if order is not None:
         rows = order.rows(ids)
-        text = "%s: %d of its %d rows, by alignment %r"
+        text = "%s: using %d of its %d rows, as in alignment %r"
         logger.info(text, who, len(rows), len(ids or ()), order.name)
     survey = Survey(file, encoding, rows_used=rows)
     if survey.faults:
@@ -409,8 +409,8 @@ def choose(
         for name in wanted:
             if name not in names and name not in elsewhere:
                 raise PartyError(
-                    f"columns of {who} must be columns of its data, without ids and "
-                    f"labels, got {name!r}"
+                    f"columns of {who} must be columns of its data other than the ids "
+                    f"and labels, got {name!r}"
                 )
         if len(set(wanted)) != len(wanted):
             raise PartyError(f"columns of {who} must be distinct")

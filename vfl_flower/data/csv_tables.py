@@ -124,7 +124,7 @@ def _encoding(path: Path) -> str:
         with _bytes(path) as file, contextlib.suppress(UnicodeDecodeError):
             blocks = iter(functools.partial(file.read, 2**20), b"")
             if any("\0" in text for text in codecs.iterdecode(blocks, encoding)):
-                raise ValueError("it is not text")
+                raise ValueError("the file is not text")
             return encoding
     return "latin-1"
 
@@ -225,8 +225,8 @@ def csv_table(path: Path, source: PartySource) -> Table:
     if layout.headerless:
         # Nothing else is reported, since each column name would be a value.
         raise PartyError(
-            f"{what} has no header, since its first line contains values: add the "
-            "names of the columns, or set header=false"
+            f"{what} has no header (its first line contains values): add the names of "
+            "the columns, or set header=false"
         )
     rows = _Rows(path, source, layout, *_lines(path, layout))
     notes = []
@@ -235,7 +235,7 @@ def csv_table(path: Path, source: PartySource) -> Table:
         notes.append(note(about, None, text, about))
 
     if rows.blank:
-        text = f"{rows.blank} empty rows, with delimiters only, are left out: remove "
+        text = f"{rows.blank} rows contain only delimiters and are left out: remove "
         notes.append(fault("", None, f"{text}them"))
     if layout.delimiter != ",":
         named = DELIMITERS.get(layout.delimiter, repr(layout.delimiter))
@@ -250,7 +250,7 @@ def csv_table(path: Path, source: PartySource) -> Table:
     if path.suffix.lower() in PACKED:
         add_note("delimiter", f"the file is unpacked when read ({path.suffix.lower()})")
     if not source.header:
-        text = "since there is no header, the columns are "
+        text = "since there is no header, the columns are named "
         text += f"{layout.names[0]} to {layout.names[-1]}"
         add_note("header", text)
     decimal = layout.delimiter != ","
@@ -321,14 +321,14 @@ class _Rows:
             yield (
                 f"{ragged} rows of {self.source.who} do not have as many fields as the "
                 f"first line ({len(self.layout.names)}): fix the rows, remove a title "
-                "above the names, or set delimiter"
+                "above the header, or set delimiter"
             )
         surplus = self.lines > rows + ragged + self.layout.skip
         if surplus and (line := self._swallowing()):
             yield (
                 f"line {line} of the data file of {self.source.who} has a quote that "
-                "turns the next lines into part of its text: double each quote within "
-                "a text"
+                "makes the next lines part of the same field: double each quote within "
+                "a field"
             )
 
     def _swallowing(self) -> int:
@@ -374,7 +374,7 @@ def _check_names(names: Sequence[str], file: str) -> None:
     if names.count("") > 1:
         raise PartyError(
             f"{what} lacks {names.count('')} of its {len(names)} names: remove titles "
-            "above the names, and delimiters at the ends of lines"
+            "above the header, and delimiters at the ends of lines"
         )
     if max(map(len, names)) > MOST_OF_COLUMN:
         raise PartyError(

@@ -43,7 +43,7 @@ KEPT_LEVELS = 20
 """Number of levels that a text column with more than `MAX_LEVELS` keeps, besides
 "other"."""
 
-LEAVE_OUT = "leave it out by listing the other features in columns"
+LEAVE_OUT = "leave it out by setting columns to the other features"
 """Advice for a column that cannot become numbers."""
 
 TEXT = ("text", "levels")
@@ -86,7 +86,7 @@ def fit(
             fill = None if source.filled_later else fills.get(source.impute)
             _fit(entry, numbers, fill, source)
         entries.append(entry)
-    text = f"{source.who} has missing values, but impute is none, by the choice of the "
+    text = f"{source.who} has missing values, but impute is none, as chosen by the "
     faults += _unfilled(columns, entries, f"{text}party or the strategy")
     later = any("kind" in entry or "other" in entry for entry in entries)
     return {"format": 2 if later else 1, "columns": entries}, faults
@@ -128,7 +128,7 @@ def check_column(column: Column, source: PartySource) -> list[Finding]:
         return refuse("size", rule)
     fixed = source.levels.get(name)
     if column.kind not in TEXT:
-        rule = "must hold text, since its levels are given"
+        rule = "must hold text, since levels are set for it"
         return [] if fixed is None else refuse("levels", rule, "levels")
     if fixed is not None:
         return _check_levels(column, fixed, source, what)
@@ -158,12 +158,12 @@ def _check_levels(
     if column.overflow:
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
     elif missing := source.markers & set(fixed):
-        text = f"the levels of {what} must not mark missing values, but "
-        text, examples = (f"{text}{len(missing)} are: set missing", sorted(missing))
+        text = f"the levels of {what} must not mark missing values, but {len(missing)} "
+        text, examples = (f"{text}of them do: set missing", sorted(missing))
     elif unknown and OTHER not in fixed:
         rows = sum(column.levels[level] for level in unknown)
         text = f"{what} has {len(unknown)} texts, in {rows} rows, that are not among "
-        text += f"its levels: at each party, add them, or {OTHER!r} for all of them"
+        text += f"its levels: at each party, add them or {OTHER!r} to the levels"
         examples = unknown
     finding = fault("levels", column.name, text, "levels", tuple(examples))
     return [finding] if text else []
@@ -199,11 +199,11 @@ def nearly_numbers(
     mixed = sorted(column.levels.keys() - set(numbers))
     if plain:
         rest = sum(column.levels[level] for level in mixed)
-        text = f"{what} holds numbers, but text in {rest} rows ({len(mixed)} "
-        text += "different texts): list these in missing, or write numbers"
+        text = f"{what} holds numbers, except for text in {rest} rows ({len(mixed)} "
+        text += "different texts): list these texts in missing, or write numbers"
         return [fault("markers", name, text, "missing", tuple(mixed))]
-    text = f"{what} holds numbers in {rows} rows, some with a unit, a currency or the "
-    text += "like: write plain numbers in one unit, or set levels"
+    text = f"{what} holds numbers in {rows} rows, some with a unit, a currency sign "
+    text += "or the like: write plain numbers in one unit, or set levels"
     return [fault("numbers", name, text, "levels", tuple(numbers))]
 
 
@@ -262,8 +262,8 @@ def done_with(
         place = set(map(normal_text, entry["levels"] or ()))
         new = sum(n for level, n in column.levels.items() if level not in place)
         if new and not entry.get("other"):
-            text = f"{what} has {new} values that were not in training, which become 0 "
-            yield note("levels", name, f"{text}in each of its columns")
+            text = f"{what} has {new} values that did not occur in training: they "
+            yield note("levels", name, f"{text}become 0 in each of its columns")
     elif column.kind in TEXT:
         yield level_note(column, entry, source)
         yield from code_warnings(column, what)
@@ -279,7 +279,7 @@ def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Fi
     name, count, levels = column.name, len(column.levels), tuple(entry["levels"])
     what = f"column {name!r}"
     if name in source.levels:
-        text = f"{what} becomes {len(levels)} columns, one for each level given"
+        text = f"{what} becomes {len(levels)} columns, one for each of its levels"
         return note("text", name, text, "levels", levels)
     if entry.get("other"):
         text = f"{what} has {count} different texts: the {len(levels) - 1} most "
@@ -304,11 +304,11 @@ def number_notes(column: Column, what: str) -> Iterator[Finding]:
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
         yield note("yes-no", name, text, "", kinds.YES[:1])
     if column.kind == "comma":
-        text = f"{what} holds numbers with decimal commas, which are read as numbers"
+        text = f"{what} holds values with decimal commas, which are read as numbers"
         yield note("decimal", name, text, "delimiter")
     if column.kind == "written":
-        text = f"{what} holds {column.numbers.known} numbers in an unusual notation, "
-        text += "such as 1_000, 1.5D+02 or a dash as sign, which are read as numbers"
+        text = f"{what} holds {column.numbers.known} values in an unusual notation, "
+        text += "such as 1_000, 1.5D+02 or a dash for minus, which are read as numbers"
         yield warning("notation", name, text)
 
 
@@ -508,7 +508,7 @@ class Labels:
                 rule = f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}"
             elif numbers.gaps:
                 rule = "must hold numbers if labels are missing, since each party "
-                rule += "could number the classes differently: code classes as 0, 1"
+                rule += "could number the classes differently: write classes as 0, 1"
         elif column.kind not in kinds.NUMERIC:
             rule = "must hold numbers or classes"
         elif self.classes is not None:

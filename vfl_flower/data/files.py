@@ -41,10 +41,10 @@ CSV_BLOCK = 2**20
 FORMS = {
     **dict.fromkeys(
         TEXTS,
-        "CSV: text in one encoding, with one delimiter, one header line and rows "
-        f"shorter than {CSV_BLOCK >> 20} MiB",
+        "CSV, which must be text in one encoding, with one delimiter, one header line "
+        f"and rows shorter than {CSV_BLOCK >> 20} MiB",
     ),
-    ".npz": "NPZ with a matrix X and optional y, ids and columns (nothing pickled)",
+    ".npz": "NPZ with a matrix X and optional y, ids and columns (no pickled data)",
     "": "the result of a query: fix the query",
 }
 """Expected form of a file that cannot be read, by its ending."""
@@ -166,7 +166,7 @@ class PartyFile:
 
     def changed(self) -> PartyError:
         """Return the error for a file that has changed."""
-        return PartyError(f"{self.what} changed while it was read")
+        return PartyError(f"{self.what} changed while it was being read")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

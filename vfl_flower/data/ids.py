@@ -153,14 +153,14 @@ class IdForms:
         what = f"id-column {name!r}"
 
         def look(text: str) -> Finding:
-            advice = "compare with the other parties, which must write ids the same way"
+            advice = "compare with the other parties, which must write ids identically"
             return warning("id-form", name, f"{text}: {advice}", "id-column")
 
         capital, small = self._cases["capital"], self._cases["small"]
         if capital and small and self._cases["both"] < capital + small:
             yield look(
                 f"{what} has {capital} ids with capital letters only and {small} with "
-                "small letters only, which count as different"
+                "small letters only, but ids that differ in case never match"
             )
         usual = max(self._signs.values())
         if USUAL * n <= usual < n and len(self._signs) <= MOST_SIGNS:
@@ -172,8 +172,8 @@ class IdForms:
         counted = 10 ** (max(self._digits) - 1) <= 2 * n  # like numbers from 1 to n
         if USUAL * n <= usual < n and not counted:
             yield look(
-                f"{what} has {n - usual} ids that are not {length} characters long "
-                f"like the other {usual} ids, perhaps because leading zeros were lost"
+                f"{what} has {n - usual} ids that are not {length} characters long, "
+                f"unlike the other {usual} ids, perhaps because leading zeros were lost"
             )
         if alike := self._plain.repeated():
             yield look(

@@ -49,9 +49,9 @@ NUMERIC = ("number", "truth", "comma", "written")
 
 REFUSED = {
     "otherdate": "holds dates in several forms, or in an ambiguous or unknown form: "
-    "write them as 2013-01-31, or list the other columns in columns",
-    "thousands": "holds numbers with commas, points or blanks, which may separate "
-    "decimals or thousands: write plain numbers, or list the other columns in columns",
+    "write them as 2013-01-31, or set columns to the other features",
+    "thousands": "holds numbers with commas, points or blanks, which can separate "
+    "decimals or thousands: write plain numbers, or set columns to the other features",
 }
 """Kinds that cannot become numbers, with the reason."""
 

@@ -30,7 +30,7 @@ def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
     if not text.startswith("/"):
         return _checked(_listed(text))
     if not files:
-        raise ValueError("levels may be a file only in a node config")
+        raise ValueError("levels can be a file only in a node config")
     try:
         with Path(text).open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -51,7 +51,7 @@ def _listed(text: str) -> dict[str, list[str]]:
         name, equals, listed = part.partition("=")
         if not equals or name.strip() in levels:
             raise ValueError(
-                "levels must be 'column=a|b', with ';' between columns that are each "
+                "levels must be 'column=a|b', with ';' between columns and each column "
                 "named once, or the absolute path of a TOML file"
             )
         levels[name.strip()] = [level.strip() for level in listed.split("|")]

@@ -225,7 +225,7 @@ class Column:
             kinds.without_markers(block, self._markers), str(self.kind)
         )
         if values is None:
-            raise PartyError("the data file changed while it was read")
+            raise PartyError("the data file changed while it was being read")
         return self._without_coded(values)
 
     def _without_coded(self, values: Array) -> Array:

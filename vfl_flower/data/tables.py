@@ -76,7 +76,7 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
         file_schema = pq.read_schema(path)
         if file_schema.names != schema.names:
             raise PartyError(
-                f"Parquet files of {who} must have the same columns in the same order"
+                f"the Parquet files of {who} must have the same column names and order"
             )
         for k, (old, new) in enumerate(zip(types, file_schema.types, strict=True)):
             if pa.types.is_null(old):  # a column without a value fits any type
@@ -198,7 +198,7 @@ def npz_table(path: Path, source: PartySource) -> Table:
         if key not in file:
             continue
         if name in arrays:
-            raise PartyError(f"{what} has an array {key}, and a column {name!r} in X")
+            raise PartyError(f"{what} has both array {key} and column {name!r} in X")
         arrays[name] = file[key]
         if arrays[name].shape != (len(X),):
             raise PartyError(

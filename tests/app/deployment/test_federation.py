@@ -191,7 +191,7 @@ def test_a_file_has_the_rows_and_labels_that_a_strategy_needs(place):
     tables = {
         "at least 20 rows for 2 columns, but the file has 5": table[:5],
         "has the same value in all rows": table.assign(y=1),
-        "one value in all rows": table.assign(y="no"),
+        "label-column 'y' is constant": table.assign(y="no"),
         "coreset-vrlr needs labels that are numbers": table.assign(y=list("ab") * 20),
         "at least 44 rows for 10 columns, but the file has 40": table.assign(**more),
     }
