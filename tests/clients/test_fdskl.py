@@ -428,7 +428,7 @@ def test_a_part_is_told_without_its_secrets():
     [
         ([], None, 3, "must have the 2 training columns in the same order, got 3$"),
         (["a", "b"], ["b", "a"], 2, "in the same order, got 2$"),
-        (["a", "b"], ["a", "c"], 2, "in the same order, got 2 without 'b'$"),
+        (["a", "b"], ["a", "c"], 2, "in the same order, got 2, without 'b'$"),
         (["a", "b"], None, 1, "got 1$"),
     ],
 )
@@ -519,7 +519,7 @@ def one_unknown():
 AT, ANGLES, LARGE = np.array([0, 1]), np.zeros(4), np.full(48, 1e308)
 ALL = {0: np.zeros(48)}
 """Angles of the four features in all rows."""
-FIT = "size and columns must match the scores"
+FIT = r"size and columns must be \d+ and \d+, as in the scores"
 LOGISTIC = problem(12, "logistic")
 
 

@@ -153,7 +153,7 @@ def test_the_server_sees_the_same_messages_whether_or_not_labels_break_a_rule(
     [
         (changed(4, 1e9), None, "of 400 labels are clipped"),
         (changed(4, 1e300), None, "of 400 labels are clipped"),
-        (bursts()[1], bursts()[0], "local columns of this party are zeros"),
+        (bursts()[1], bursts()[0], "local columns of this party are set to 0"),
     ],
     ids=["an outlier", "too large", "beside columns"],
 )

@@ -154,7 +154,7 @@ def check_columns(party: Party, width: int, trained: list[str]) -> None:
         lacking = [name for name in trained if now and name not in now]
         raise PartyError(
             f"new rows must have the {width} training columns in the same order, got "
-            f"{party.rows.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
+            f"{party.rows.shape[1]}" + (f", without {lacking[0]!r}" if lacking else "")
         )
 
 
@@ -193,9 +193,7 @@ def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
     if not hides_each(party, rows[known]):
-        log.warning(
-            "the mean error is not reported: too few labels for it to hide each label"
-        )
+        log.warning("the mean error is not reported: too few labels to hide each label")
         return known, y[:0]
     return known, y[known]
 

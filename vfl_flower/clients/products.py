@@ -188,14 +188,14 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
     if limit is not None and limit.rows is not None and effective < limit.rows:
         raise PartyError(
             f"this party's consent requires at least {limit.rows} rows in each Gram "
-            f"matrix, but these {rows} rows count as only {effective:.0f} rows: "
+            f"matrix, but these {rows} rows are equivalent to {effective:.0f} rows: "
             "increase the number of rows (setting size or rows)"
         )
     if effective < least:
         raise PartyError(
             f"a Gram matrix of {columns} columns needs at least {least} rows of "
             f"similar weight ({ROWS_PER_COLUMN} for each column of all parties, and "
-            f"{LEAST_ROWS} in all), but the {rows} rows count as {effective:.0f} rows: "
+            f"{LEAST_ROWS} in all), but {rows} rows are equivalent to {effective:.0f}: "
             "increase the number of rows (setting size or rows) or leave out columns"
         )
 
@@ -204,7 +204,7 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
 
 
 @step
-@sums_over("none", "it sends only random numbers")
+@sums_over("none", "the step sends only random numbers")
 @once
 def deal(party: Party, roles: Roles) -> Delivered:
     """Generate the correlated randomness in place of the server.
@@ -228,9 +228,7 @@ def dealt_to(
         return dealt
     sent = delivered or {}
     if dealt is not None or roles.dealer is None or list(sent) != [roles.dealer]:
-        raise PartyError(
-            "correlated randomness must come from the dealer, and from nobody else"
-        )
+        raise PartyError("correlated randomness must come from the dealer alone")
     return sent[roles.dealer]
 
 

@@ -359,7 +359,7 @@ def saga(
     m, _ = block.shape
     batch = sampling.numbers_of(batch)
     if batch.max() >= m:
-        raise PartyError(f"batch must hold numbers below {m}, the size of the coreset")
+        raise PartyError(f"batch must hold integers below {m}, the coreset's size")
     x, D, average = _needed(state.x), _needed(state.D), _needed(state.average)
     if len(change):
         last = _needed(state.batch)

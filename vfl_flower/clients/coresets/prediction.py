@@ -131,7 +131,7 @@ class Errors(evaluation.Measures):
 
 
 @step
-@sums_over("none", "the model is the server's")
+@sums_over("none", "the model comes from the server")
 @once
 def keep(
     party: Party,
@@ -186,7 +186,7 @@ def part(party: Party) -> BlockInfo:
 
 
 @step
-@sums_over("none", "each number is of one row")
+@sums_over("none", "each number describes a single row")
 @reveals("predictions")
 def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> Addends:
     """Send the party's addends for rows `start` to `stop` - 1 and all outputs.
@@ -282,9 +282,7 @@ def _worth(
     else:
         known = ~np.isnan(np.asarray(party.y, dtype=np.float64))
     if known.sum() < LEAST_ROWS:
-        log.warning(
-            "the mean error is not reported: too few rows for it to hide each row"
-        )
+        log.warning("the mean error is not reported: too few rows to hide each row")
         return {"test_rows": 0}
     party.sum_over(None if known.all() else np.flatnonzero(known))
     if party.y is not None and linear:

@@ -269,7 +269,7 @@ def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
 
 
 @step
-@sums_over("none", "each number is of one row")
+@sums_over("none", "each number describes a single row")
 @reveals("rows", "pool")
 @reveals("row-sums", "not pool")
 def scores(party: Party, rows: RowNumbers, pool: bool) -> Scores:
@@ -284,7 +284,7 @@ def scores(party: Party, rows: RowNumbers, pool: bool) -> Scores:
 
 
 @step
-@sums_over("none", "each number is of one row")
+@sums_over("none", "each number describes a single row")
 @reveals("rows")
 def pooled_rows(
     party: Party,

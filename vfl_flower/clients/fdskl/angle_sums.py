@@ -111,7 +111,7 @@ class PartialAngles(TypedDict, total=False):
 
 
 @step
-@sums_over("none", "each number is of one row")
+@sums_over("none", "each number describes a single row")
 @reveals("angles")
 def angles(
     party: Party,
@@ -132,7 +132,7 @@ def angles(
 
 
 @step
-@sums_over("none", "each number is of one row")
+@sums_over("none", "each number describes a single row")
 @reveals("angles")
 def held_out_angles(
     party: Party, request: state.AngleRequest, send: state.Names | None = None
@@ -226,8 +226,8 @@ def addends(
         return np.zeros((size, columns))
     if partial.shape != (size, columns):
         raise PartyError(
-            f"size and columns must match the scores, {partial.shape[0]} and "
-            f"{partial.shape[1]}, got {size} and {columns}"
+            f"size and columns must be {partial.shape[0]} and {partial.shape[1]}, as "
+            f"in the scores, got {size} and {columns}"
         )
     party.share(at.rows.astype(np.intp), "predictions")
     return partial

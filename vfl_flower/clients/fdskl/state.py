@@ -252,7 +252,7 @@ def _warn_of_scales(party: Party) -> None:
     if scales.size and scales.max() >= APART * scales.min():
         log.warning(
             "the scales of this party's columns differ by a factor of %.2g, but all "
-            "share one bandwidth: set standardize=true",
+            "columns share one bandwidth: set standardize=true",
             scales.max() / scales.min(),
         )
 

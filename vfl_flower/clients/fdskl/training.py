@@ -176,7 +176,7 @@ class Iterated(TypedDict, total=False):
 
 
 @step
-@sums_over("none", "it draws rows, and reports the number of classes")
+@sums_over("none", "the step draws rows, and reports the number of classes")
 @reveals("angles")
 def start(
     party: Party,
@@ -219,7 +219,7 @@ def start(
 
 
 @step
-@sums_over("none", "each number is of one row")
+@sums_over("none", "each number describes a single row")
 @reveals("angles", "request")
 @reveals("predictions", "size")
 def iterate(

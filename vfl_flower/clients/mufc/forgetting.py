@@ -264,7 +264,7 @@ def _leave(
         if model not in read_requests(party.state_dir, LEAVE).values():
             raise PartyError(
                 f"this party leaves model {model} only if the file {LEAVE} in its "
-                "state-dir names the model: write the id there"
+                "state-dir names the model: write its id in this file"
             )
         if state.exists:
             training.check_name(party, state.facts)
@@ -291,8 +291,8 @@ def _requested(
     if lines:
         log.error("lines %s of %s do not name %s", lines, file, rows)
         raise PartyError(
-            f"{ids} must belong to {rows}: some do not; the party's log lists their "
-            f"lines in {file}"
+            f"all {ids} must belong to {rows}: see the party's log for the wrong lines "
+            f"in {file}"
         )
     return set(tags)
 

@@ -120,7 +120,7 @@ def train(
     if folder is not None and not party.name:
         raise PartyError(
             "to forget rows later, the party needs a party-name, since its place in a "
-            "run may belong to a different party in the next run"
+            "run can belong to a different party in the next run"
         )
     check_box(party, settings)
     with refusing():
@@ -372,7 +372,7 @@ def ids_of(party: Party) -> list[str]:
     if ids is None:
         raise PartyError("to forget rows by their ids, the data need an id-column")
     if len(ids) != party.n_rows:
-        raise PartyError("this party's data changed while they were read")
+        raise PartyError("this party's data changed while being read")
     return [str(value) for value in ids]
 
 

@@ -47,7 +47,7 @@ class DealtParts(TypedDict, total=False):
 
 
 @step
-@sums_over("none", "it sends only random numbers")
+@sums_over("none", "the step sends only random numbers")
 def deal(
     party: Party,
     roles: Roles | None = None,
@@ -88,7 +88,7 @@ class RidgePartInfo(TypedDict):
 
 
 @step
-@sums_over("none", "it sends only random numbers")
+@sums_over("none", "the step sends only random numbers")
 def part(
     party: Party, dealt_by: Place | None = None, second: Place | None = None
 ) -> RidgePartInfo:

@@ -103,7 +103,7 @@ def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalCo
 
 
 @step
-@sums_over("none", "each number is of one row")
+@sums_over("none", "each number describes a single row")
 @reveals("moments", times="outputs")
 def rows(
     party: Party,
@@ -185,7 +185,7 @@ def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
 
 
 @step
-@sums_over("none", "each number is of one row")
+@sums_over("none", "each number describes a single row")
 def products(
     party: Party,
     outputs: evaluation.Columns,
@@ -390,5 +390,5 @@ def _measures(
             party, y, answered, target, classes, two, probability, curves
         )
     except PartyError as error:  # a refusal would reveal labels of these rows
-        log.warning("%s: it is not reported", error)
+        log.warning("the error is not reported: %s", error)
         return {"test_rows": 0}

@@ -314,8 +314,8 @@ def check_targets(
             state.muted = muted_columns(fitted, Y)
             if len(state.muted):
                 log.info(
-                    "%d of %d local columns of this party are zeros, since together "
-                    "with the labels they would reveal single rows of other parties",
+                    "%d of %d local columns of this party are set to 0: together "
+                    "with the labels, they would reveal single rows of other parties",
                     *(len(state.muted), fitted.local.n_columns),
                 )
             return
