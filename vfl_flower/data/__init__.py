@@ -9,15 +9,15 @@ A party's data come from one of these sources, chosen by :class:`PartySource`:
                           consecutive columns; the last party also has the labels
 ``synthetic:n=..,d=..``   a generated regression of any size, split in the same way
 ``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC, NPZ
-``/abs/rows/*.parquet``   several Parquet files, one after another by name
+``/abs/rows/*.parquet``   several Parquet files, read in the order of their names
 ``duckdb:SELECT ..``      the result of a query, if DuckDB is installed
 ``/abs/folder``           the ``index``-th of its party files, in natural order
 ========================  ==========================================================
 
-Natural order reads the digits in a name as a number (``2_y.csv``, ``10_x.csv``). A
-party file is converted to float64 once and then memory-mapped from a private cache,
-since a SuperNode starts a process for every message; a load from the cache imports
-neither pandas nor pyarrow.
+In natural order, the digits in a name are read as a number: ``2_y.csv`` comes before
+``10_x.csv``. A party file is converted to float64 once and then memory-mapped from a
+private cache, since a SuperNode starts a process for every message. Loading from the
+cache imports neither pandas nor pyarrow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vfl_flower.data.source import BUNDLED, QUERY, PartySource
 from vfl_flower.party.party import Party, PartyError
 
 SHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
-"""Endings of spreadsheets, which are not supported."""
+"""Endings of spreadsheet files, which are not supported."""
 
 
 def load_party(
@@ -43,7 +43,7 @@ def load_party(
 
     X of shape (n, d) and y of shape (n,) are float64 and keep the order of the rows; a
     missing label, which another party has, is NaN. docs/party-files.md describes how
-    columns are converted. Only a ``synthetic`` data set is random, from the `seed`.
+    columns are converted. The `seed` affects only a ``synthetic`` data set.
     With the `encoding` of a model's training rows (``Party.encoding``), nothing is
     computed from the new rows: levels, fills, means and scales are taken from training,
     and a party file needs no label column.
@@ -67,7 +67,8 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
     """Return the ids of a party's rows as text; None without an id column.
 
     For a bundled or generated set whose rows are split, the ids are the row numbers in
-    the set. Raises PartyError as :func:`load_party` does for the file and its ids.
+    the set. Raises PartyError for a fault of the file or its ids, like
+    :func:`load_party`.
     """
     if is_file(source):
         return files.ids_of_file(party_file(source))
@@ -77,7 +78,7 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
 
 
 class StoredRows:
-    """The stored rows of a party, whose ids its steps can read."""
+    """A party's stored rows, so that the party's steps can read the ids."""
 
     def __init__(self, source: PartySource) -> None:
         self._source = source
@@ -120,7 +121,7 @@ def party_file(source: PartySource) -> files.PartyFile:
             f"data of {source.who} must be an existing folder or file, but nothing "
             "exists at this path"
         )
-    # A plain word cannot be a path that should stay at the party.
+    # A plain word is not a path, so the error is allowed to quote it.
     word = re.fullmatch(r"\w*", source.data)
     raise PartyError(
         f"data of {source.who} must be one of {', '.join(sorted(BUNDLED))}, "

@@ -1,8 +1,7 @@
 """Arrow files and streams, mapped into memory, and unpacked first if compressed.
 
-pyarrow unpacks a compressed batch as a whole. Here, a few columns at a time are
-unpacked into an unnamed file, as a stream of uncompressed batches, which is then
-mapped.
+pyarrow unpacks a compressed batch as a whole. This module unpacks a few columns at a
+time into an unnamed file, as a stream of uncompressed batches, and then maps the file.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow as pa
 from vfl_flower.files import check_growth
 
 VALUES = 2**21
-"""Maximum number of values of a batch unpacked at a time; at least one column."""
+"""Maximum number of values to unpack at a time, unless a single column has more."""
 
 
 def schema_of(path: Path) -> Any:
@@ -29,8 +28,8 @@ def schema_of(path: Path) -> Any:
 def map_arrow(path: Path) -> list[mmap.mmap]:
     """Map the columns of an Arrow file or stream into memory, unpacked.
 
-    Each map has some of the columns, in order. Raises UnpackedSizeError if the unpacked
-    columns would be much larger than the file.
+    Each map contains some of the columns, in order. Raises UnpackedSizeError if the
+    unpacked columns would be much larger than the file.
     """
     mapped, size = _mapped(path), path.stat().st_size
     width = len(_open(mapped).schema)

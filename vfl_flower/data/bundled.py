@@ -46,7 +46,7 @@ def _bunch(source: PartySource) -> Any:
         return load()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the retry of a download
+            warnings.simplefilter("ignore")  # about the retry of a download
             return load(n_retries=1, delay=0.1)
     except OSError:
         raise PartyError(

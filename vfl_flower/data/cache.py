@@ -35,7 +35,7 @@ _ELSEWHERE = (
     *("data", "index", "count", "name", "label_optional"),
     *("consent", "state_dir", "alignment"),
 )
-"""Fields of a source on which entries depend at most through path and row order."""
+"""Fields of a source that affect an entry only through the path and the row order."""
 
 Encoding = dict[str, Any]
 """The encoding of columns as numbers, see :mod:`vfl_flower.data.encoding`."""
@@ -47,10 +47,10 @@ Shape = tuple[str, tuple[int, ...]]
 @shapes_only
 @dataclass(frozen=True)
 class Converted:
-    """A party file after conversion: float64, rows in the file's order.
+    """A party file after conversion: float64, in the order of the file or alignment.
 
-    X is finite; y is NaN where another party has the label; the encoding describes how
-    X was made, see :mod:`vfl_flower.data.encoding`.
+    X is finite, except for gaps that are filled later; y is NaN where another party has
+    the label; :mod:`vfl_flower.data.encoding` describes the encoding.
     """
 
     X: Array
@@ -187,7 +187,7 @@ class CacheEntry:
 
     @contextlib.contextmanager
     def open(self, shapes: Mapping[str, Shape]) -> Iterator[list[IO[bytes]]]:
-        """Open files of the entry, which are written together, whole or not at all.
+        """Open files of the entry, which are written either as a whole or not at all.
 
         `shapes` maps the ending of each file to the type and shape of its array. Yields
         the files in this order, each positioned after its header.

@@ -30,10 +30,10 @@ from vfl_flower.party.party import PartyError
 from vfl_flower.shapes import shapes_only
 
 SAMPLE = 2**16
-"""Characters from which the delimiter and the header of a CSV are inferred."""
+"""Number of characters from which the delimiter and header of a CSV are inferred."""
 
 FIRST_LINES = 16
-"""Minimum number of lines from which delimiter and header of a CSV are inferred."""
+"""Minimum number of lines from which a CSV's delimiter and header are inferred."""
 
 MOST_OF_COLUMN = 255
 """Maximum number of characters in a column name."""
@@ -109,7 +109,7 @@ def _utf8(path: Path, encoding: str) -> Iterator[str]:
 
 
 def _encoding(path: Path) -> str:
-    """Return the encoding: by a byte order mark, else UTF-8 if valid, else a code page.
+    """Return the byte order mark's encoding, else UTF-8 if valid, else a code page.
 
     The code page is Windows-1252, or Latin-1 if a byte is undefined in Windows-1252.
     """
@@ -130,7 +130,7 @@ def _encoding(path: Path) -> str:
 
 
 def layout_of(path: Path, source: PartySource) -> Layout:
-    """Return a CSV's layout, from its first lines, and its encoding, from all lines."""
+    """Infer a CSV's layout from its first lines, and its encoding from all lines."""
     encoding = source.text_encoding or _encoding(path)
     lines: list[str] = []
     size, complete = 0, False
@@ -159,7 +159,7 @@ def layout_of(path: Path, source: PartySource) -> Layout:
 
 
 def _sniff(lines: Sequence[str]) -> str:
-    """Return the delimiter that gives most rows as many fields (> 1) as the first."""
+    """Return the delimiter that makes most rows as long as the first row, in fields."""
 
     def score(delimiter: str) -> tuple[float, int]:
         with contextlib.suppress(csv.Error):
@@ -182,18 +182,19 @@ _VALUE = re.compile(
 def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
     """Return whether the first record looks like the other rows, not like a header.
 
-    Numbers can be names if they are years, or count up like the names in pandas.
+    Numbers can be names if they are years, or count up like the default names in
+    pandas.
     """
     if not rows:
         return False
     values = [cell for cell in rows[0] if _VALUE.fullmatch(cell)]
     named = [cell for cell in rows[0] if cell]
-    if named == [str(j) for j in range(len(named))]:  # a matrix, or it has an index
+    if named == [str(j) for j in range(len(named))]:  # a matrix, perhaps with an index
         return len(named) < 3 and rows[0][0] != ""
     seen = [set(column) for column in zip(*rows[1:], strict=False)]
     below = [*seen, *[set()] * len(rows[0])]
     pairs = list(zip(rows[0], below, strict=False))
-    if not values:  # texts that recur below, unless the whole first line does
+    if not values:  # texts that recur below, unless the whole line recurs
         again = sum(cell != "" and cell in under for cell, under in pairs)
         return 0 < len(named) <= 2 * again and rows[0] not in rows[1:]
     if all(
@@ -266,9 +267,9 @@ class _Rows:
     source: PartySource
     layout: Layout
     lines: int
-    """Lines of the file that are not blank."""
+    """Number of lines of the file that are not blank."""
     blank: int
-    """Rows with delimiters only, which are left out."""
+    """Number of rows with delimiters only, which are left out."""
     faults: list[Finding] = field(default_factory=list)
 
     def read(self, wanted: Sequence[str]) -> Iterator[Any]:
@@ -332,7 +333,7 @@ class _Rows:
             )
 
     def _swallowing(self) -> int:
-        """Return the line number of the first record with records in its text, or 0."""
+        """Return the line of the first record that contains other records, or 0."""
         held: list[str] = []
 
         def lines(file: IO[bytes]) -> Iterator[str]:
@@ -353,13 +354,13 @@ class _Rows:
 
 
 def _lines(path: Path, layout: Layout) -> tuple[int, int]:
-    """Return the numbers of lines in a CSV with text, and with delimiters only."""
+    """Return the numbers of nonblank lines and of delimiter-only rows in a CSV."""
     between = layout.delimiter.encode()
     ends = b'\0\r\n "' + between
     lines = blank = 0
     with _bytes(path) as file:
         for line in file:
-            if line[0] not in ends or line.strip(ends):  # often by its first byte
+            if line[0] not in ends or line.strip(ends):  # mostly by the first byte
                 lines += 1
             elif between in line:
                 lines, blank = lines + 1, blank + 1

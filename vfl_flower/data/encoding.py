@@ -40,8 +40,8 @@ MAX_LEVELS = 100
 """Maximum number of levels of a text column by default; with more, some are merged."""
 
 KEPT_LEVELS = 20
-"""Number of levels that a text column with more than `MAX_LEVELS` keeps, besides
-"other"."""
+"""Number of levels, besides "other", that a text column keeps if it has more than
+`MAX_LEVELS`."""
 
 LEAVE_OUT = "leave it out by setting columns to the other features"
 """Advice for a column that cannot become numbers."""
@@ -50,7 +50,7 @@ TEXT = ("text", "levels")
 """Kinds of columns with levels."""
 
 FORMAT = 2
-"""Latest format of an encoding: 2 if it has dates or the level "other", else 1."""
+"""Latest format. Encodings with dates or the level "other" have format 2, others 1."""
 
 
 def fit(
@@ -174,7 +174,7 @@ def _infinite(numbers: Numbers) -> str:
 
 
 def _size_fault(column: Column) -> str:
-    """Return the reason why numbers of a column are too large or too small, or ""."""
+    """Return the reason why a column's numbers are too large or too small, or ""."""
     if column.rounded:
         return "must have no integer above 2^53: its last digits would be lost"
     return size_fault(column.numbers.largest)
@@ -185,9 +185,9 @@ def nearly_numbers(
 ) -> list[Finding]:
     """Return a fault if a text column holds numbers rather than levels.
 
-    This is the case if four rows in five contain numbers, and at least `FEWEST_NUMBERS`
-    of these differ (at least `fewest`, if no number has a unit or other text beside
-    it).
+    This is the case if at least four rows in five contain numbers, and at least
+    `FEWEST_NUMBERS` of these numbers differ (at least `fewest`, if no number has a unit
+    or other text beside it).
     """
     if column.kind != "text":
         return []
@@ -231,7 +231,7 @@ def encode(
     encoding: Encoding,
     who: str,
 ) -> Array:
-    """Return the features, shape (b, d), of a block of rows: Arrow columns by name."""
+    """Return the features, shape (b, d), of a block of Arrow columns by name."""
     features: list[Array] = []
     for entry in encoding["columns"]:
         levels, column = entry["levels"], columns[entry["name"]]
@@ -355,7 +355,7 @@ def check_columns(
 
 
 def columns_of(encoding: Encoding) -> list[str]:
-    """Return the names of the encoded columns, ``carrier=AA`` for a level."""
+    """Return the names of the encoded columns, such as ``carrier=AA`` for a level."""
     return [
         entry["name"] if level is None else f"{entry['name']}={level}"
         for entry in encoding["columns"]
@@ -366,8 +366,8 @@ def columns_of(encoding: Encoding) -> list[str]:
 def text_kinds(encoding: Encoding) -> dict[str, list[str]]:
     """Return the kinds that each column with levels may have in a file of new rows.
 
-    A column whose levels look like numbers or dates must be text; the new rows of other
-    columns may contain no level at all.
+    A column whose levels look like numbers or dates must be text; other columns need
+    not contain any level in the new rows.
     """
     not_text = re.compile(r"\s*([-+.,]*\d|(inf|infinity)\s*$)", re.IGNORECASE)
     rest = [kind for kind in kinds.KINDS if kind != "truth"]
@@ -422,7 +422,7 @@ def _levels(column: Column, source: PartySource) -> tuple[list[str], bool]:
 def _fit(
     entry: dict[str, Any], numbers: Numbers, fill: float | None, source: PartySource
 ) -> None:
-    """Add the fill, mean and scale of an encoded column to its source's entry."""
+    """Add an encoded column's fill, mean and scale to its source column's entry."""
     if fill is not None:
         entry["fill"].append(fill)
     if source.standardize:
@@ -453,7 +453,7 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
 
 
 def _codes(texts: Any, entry: Mapping[str, Any]) -> Array:
-    """Return the index of each text in the levels; NaN: missing, -1: not a level."""
+    """Return the index of each text's level; NaN if missing, -1 if not a level."""
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0

@@ -27,10 +27,10 @@ from vfl_flower.shapes import shapes_only
 logger = logging.getLogger("vfl_flower")
 
 TEXTS = {".csv": "", ".tsv": "\t"}
-"""Endings of delimited text, and the delimiter that they fix."""
+"""Endings of files of delimited text, with the delimiter that each ending implies."""
 
 PACKED = (".gz", ".zip")
-"""Endings of compressed text; a zip file contains one file."""
+"""Endings of compressed text files; a zip file contains one file."""
 
 FORMATS = (*(".arrow", ".csv", ".feather", *PACKED), *(".npz", ".parquet", ".tsv"))
 """Endings of party files."""
@@ -80,7 +80,7 @@ def ending(path: Path) -> str:
 
 
 def member_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """Return the only file in an archive; raise PartyError if it has none or more."""
+    """Return an archive's only file; raise PartyError if it has none or several."""
     entries = [
         entry
         for entry in archive.infolist()
@@ -107,7 +107,7 @@ class PartyFile:
     def of(
         cls, path: Path, source: PartySource, folder: Sequence[Path] = ()
     ) -> PartyFile:
-        """Return the file; its name becomes the party's name unless one is given."""
+        """Return the file; a party without a name gets the name of the file."""
         return cls(path, replace(source, name=source.name or name_of(path)), folder)
 
     @property
@@ -123,10 +123,10 @@ class PartyFile:
     def stamp(self) -> tuple[int, int]:
         """Return the size and modification time of the file, to detect a change.
 
-        No file is opened: reading a pipe would block, and a device may never end. The
-        stamp of a query is the stamp of the files that it names in single quotes; if it
-        names no file, the stamp is new each time, so that the query runs for each
-        message. Raises PartyError if the file does not exist or is empty.
+        No file is opened: reading a pipe would block, and reading a device may never
+        end. The stamp of a query is the stamp of the files that it names in single
+        quotes; if it names no file, the stamp is new each time, so that the query runs
+        for each message. Raises PartyError if the file does not exist or is empty.
         """
         if self.source.data.startswith(QUERY):
             quoted = re.findall("'([^']+)'", self.source.data)
@@ -170,7 +170,7 @@ class PartyFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Turn any error of a reader into a PartyError without values."""
+        """Turn any error of a reader into a PartyError that contains no data values."""
         try:
             yield
         except (PartyError, MemoryError):

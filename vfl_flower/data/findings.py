@@ -24,11 +24,11 @@ class Finding:
     about: str
     """The subject in one word, such as ``dates``."""
     column: str | None
-    """The column; None: the file."""
+    """The column, or None if the finding is about the file."""
     text: str
     """The fault or the conversion, without a value of the data."""
     option: str = ""
-    """The key of the node config, or another option, that changes it."""
+    """The key of the node config, or another option, to change."""
     examples: tuple[str, ...] = ()
     """Values of the data, to be shown only to the party."""
 
@@ -40,11 +40,11 @@ class Checked:
     rows: int
     """Number of rows of the file that could be read."""
     columns: int
-    """Number of columns of X that its features become."""
+    """Number of columns of X, after the features are encoded."""
     findings: list[Finding]
     """Errors first, then warnings, then notes."""
     source: PartySource = field(compare=False)
-    """The source and its options; not compared, since different sources may agree."""
+    """The source and its options; ignored when results are compared."""
 
     @property
     def sound(self) -> bool:

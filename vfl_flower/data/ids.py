@@ -23,7 +23,7 @@ MOST_SIGNS = 1000
 """Maximum number of different combinations of signs that are counted in ids."""
 
 USUAL = 0.8
-"""Share of the ids from which a length, or a combination of signs, counts as usual."""
+"""Minimum share of the ids that have the usual length or combination of signs."""
 
 
 class Ids:
@@ -33,7 +33,7 @@ class Ids:
     """
 
     BLOCK = 2**20
-    """Hashes that are compared at a time."""
+    """Number of hashes that are compared at a time."""
 
     def __init__(self, name: str, markers: frozenset[str]) -> None:
         self.name, self.n, self.missing, self.bytes = name, 0, 0, 0
@@ -70,7 +70,7 @@ class Ids:
         self._file.write(hashes.tobytes())
 
     def repeated(self) -> int:
-        """Return the number of rows that repeat an id, by the hashes of the ids."""
+        """Return the number of rows that repeat an id, according to the ids' hashes."""
         if not self._file.seek(0, os.SEEK_END):
             return 0
         hashes = np.memmap(self._file, np.int64)
@@ -100,7 +100,7 @@ class Ids:
 
 
 class IdWriter:
-    """Writes ids block by block: their bytes, and where each id ends."""
+    """Writes ids block by block: their bytes, and the end of each id."""
 
     def __init__(self, ids: Ids, files: Sequence[Any]) -> None:
         self.ids, self.end = ids, 0

@@ -6,15 +6,15 @@ The kind of a text column is the first in this table that fits all of its values
 kind        conversion of a value
 ==========  ============================================================================
 number      the number
-truth       1 for yes, y, true and t; 0 for no, n, false and f; in any case
-comma       the number, with a decimal comma, where commas do not separate fields
+truth       1 for yes, y, true and t; 0 for no, n, false and f (in any letter case)
+comma       the number, with a decimal comma, unless commas separate fields
 date        days since 1970-01-01, with the time of day as a fraction: ``2013-01-31``,
-            ``2013-01-31 10:30:00``, with ``Z`` or ``+02:00`` as UTC, ``31.01.2013``;
-            a time of day alone is the fraction of a day
-otherdate   refused: ``1/2/2013`` may be in January or February, ``1.2.13`` in either of
+            ``31.01.2013``, ``2013-01-31 10:30:00``; a time with ``Z`` or ``+02:00`` is
+            converted to UTC; a time of day alone is the fraction of a day
+otherdate   refused: ``1/2/2013`` can be in January or February, ``1.2.13`` in either of
             two centuries, and other forms are not read
 thousands   refused: ``1,234`` where commas separate fields, ``1.234,5`` and ``1 234``
-written     the number, in another notation: a minus sign or dash of Unicode, digits of
+written     the number, in another notation: a Unicode minus sign or dash, digits of
             another script, ``1_000``, ``1.5D+02``, ``="5"`` or ``'5``
 text        the index of the level
 ==========  ============================================================================
@@ -91,10 +91,10 @@ _RAISED = ("<supe", "<sub>", "<circ")
 """Start of the Unicode decomposition of a digit that is not on the baseline."""
 
 MOST_UNITS = 4
-"""Maximum number of different units in a column whose texts count as numbers."""
+"""Maximum number of different units in a column whose texts are taken for numbers."""
 
 FEWEST_NUMBERS = 10
-"""Minimum number of different numbers in a column whose texts count as numbers."""
+"""Minimum number of different numbers in a column whose texts are taken for numbers."""
 
 
 def kind_of_type(column: Any) -> str | None:
@@ -163,7 +163,7 @@ def text_buffers(texts: Any) -> tuple[Array, Array]:
 
 
 def has_long_digits(column: Any) -> bool:
-    """Return whether a number column has an integer type, or integers of 16 digits.
+    """Return whether a column has an integer type, or integers of 16 or more digits.
 
     Float64 loses the last digits of integers above 2^53.
     """
@@ -175,7 +175,7 @@ def has_long_digits(column: Any) -> bool:
 
 
 def are_codes(texts: Mapping[str, int]) -> bool:
-    """Return whether texts are digits, and one begins with a zero."""
+    """Return whether all texts are whole numbers and some have a leading zero."""
     plain = [unicodedata.normalize("NFKC", str(text)).strip() for text in texts]
     return all(map(str.isdecimal, plain)) and any(map(_CODE.fullmatch, plain))
 
@@ -307,7 +307,7 @@ def _dates(column: Any) -> Array | None:
 
 
 def _days(column: Any) -> Array:
-    """Return dates and times as days, since 1970-01-01 if they have a date."""
+    """Return dates as days since 1970-01-01, and times of day as fractions of a day."""
     kind = column.type
     if types.is_time(kind):
         unit = pa.time64("us")

@@ -13,7 +13,7 @@ MOST_BYTES = 2**20
 """Maximum size of a file of levels, in bytes."""
 
 MOST_LEVELS = 1000
-"""Maximum number of levels that may be given for a column."""
+"""Maximum number of levels that can be listed for a column."""
 
 OTHER = "other"
 """The level that represents all texts that are not levels."""

@@ -26,18 +26,18 @@ from vfl_flower.typing import Array
 class ArrowRows(Rows):
     """The rows of Arrow record batches, which are read again for each pass.
 
-    Memory holds one batch, and the rows taken last if they are at most 16 MiB: a small
-    coreset is read once. Rows in order need one pass over the pieces that contain them;
-    scattered rows need one pass for each 16 MiB.
+    Memory holds one batch, and the rows taken last if they occupy at most 16 MiB, so a
+    small coreset is read once. Rows in order need one pass over the pieces that contain
+    them; scattered rows need one pass for each 16 MiB.
 
     pieces: functions that return an iterator over the record batches of consecutive
         rows, the same at each call. A piece without a wanted row is skipped.
     columns: the columns to use: real numbers or truth values, none of them missing.
     counts: number of rows in each piece; by default a pass counts them.
 
-    Raises ValueError if `columns` is empty and, once a column is read (such as by a new
-    `Party`), if the column does not exist, has an unsupported type or lacks a value.
-    Raises PartyError if a piece has fewer rows than before.
+    Raises ValueError if `columns` is empty and, when a column is read (for example, by
+    a new `Party`), if the column does not exist, has an unsupported type or lacks a
+    value. Raises PartyError if a piece has fewer rows than before.
 
     >>> import pyarrow as pa
     >>> batch = pa.RecordBatch.from_pydict({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]})
@@ -140,10 +140,10 @@ def _numbers(batch: Any, name: str) -> Array:
 def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowRows:
     """Return the rows of a Parquet or Arrow IPC file, which must not change.
 
-    The path may also be a pattern of Parquet files, or a folder of them whose name ends
-    in ``.parquet``. By default all columns are used. For a Parquet file, memory holds a
-    batch of 16,384 rows and the pages that contain them; for an Arrow file, a whole
-    batch if it is compressed.
+    The path can also be a pattern of Parquet files, or a folder of such files whose
+    name ends in ``.parquet``. By default, all columns are used. For a Parquet file,
+    memory holds a batch of 16,384 rows and the pages that contain these rows; for an
+    Arrow file, memory holds a whole batch if the file is compressed.
 
     Raises ValueError if the file does not exist, and the errors of :class:`ArrowRows`.
     """

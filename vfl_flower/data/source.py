@@ -19,21 +19,21 @@ BUNDLED = {
     "iris": "load_iris",
     "wine": "load_wine",
 }
-"""Data sets of scikit-learn by name; the ``fetch_`` ones are downloaded."""
+"""Functions that load scikit-learn's data sets; ``fetch_`` functions download them."""
 
 Impute = Literal["mean", "median", "none"]
 """Replacement for missing values; none: they are an error."""
 
 MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
-"""Texts that mark a missing value, in upper, lower or this case, like an empty text."""
+"""Texts that mark a missing value, like an empty text; also in upper or lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartySource:
     """The source of one party's data, and the options for reading them.
 
-    On a SuperNode the fields are keys of ``--node-config``, with dashes; in a
-    simulation, the run config gives all nodes the same fields.
+    On a SuperNode, the fields are keys of ``--node-config``, with dashes instead of
+    underscores; in a simulation, the run config gives all nodes the same fields.
     :class:`vfl_flower.data.options.FileOptions` describes the fields that have no
     description here; None means the default.
     """
@@ -43,7 +43,7 @@ class PartySource:
     ``synthetic:n=..,d=..``), a query, or the absolute path of a party file or of a
     folder with one file for each party, in the natural order of the file names."""
     index: int | None = None
-    """``partition-id``: the party's place in the order of the run."""
+    """``partition-id``: the party's position in the run, from 0."""
     count: int | None = None
     """``num-partitions``: number of parties that share a bundled set or a folder."""
     name: str | None = None
@@ -61,19 +61,20 @@ class PartySource:
     """Whether the file may lack the labels' column, as for new rows."""
     delimiter: str | None = None
     text_encoding: str | None = None
-    """``encoding`` of a CSV."""
+    """``encoding``: the encoding of a CSV file."""
     header: bool = True
     consent: Path | None = None
-    """``consent``: absolute path of the file with the rules on what may leave."""
+    """``consent``: absolute path of the party's consent file."""
     state_dir: Path | None = None
-    """``state-dir``: absolute folder in which the party keeps its local models."""
+    """``state-dir``: absolute path of the folder with the party's local models."""
     alignment: str | None = None
     """``alignment``: name of a row order in `state_dir`; the party then uses only the
     rows of this order, in this order."""
     rows: bool = False
-    """Parties hold different rows of the same columns. A bundled or generated data set
-    is split by rows: party j has every ``count``-th row, from row j. A missing value in
-    a file stays NaN until the run fills it with the mean over all parties."""
+    """Whether parties hold different rows of the same columns. A bundled or generated
+    data set is then split by rows: party j has every ``count``-th row, from row j. A
+    missing value in a file stays NaN until the run fills it with the mean over all
+    parties."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown value of `impute`."""
@@ -99,5 +100,5 @@ class PartySource:
 
     @property
     def filled_later(self) -> bool:
-        """Whether missing values stay until the mean over all parties is known."""
+        """Whether missing values stay NaN until the mean over all parties is known."""
         return self.rows and self.impute == "mean"

@@ -1,4 +1,4 @@
-"""Statistics of a column from one pass, in memory that is bounded for any length."""
+"""Statistics of a column of any length, from one pass and in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from vfl_flower.protocol.normal import normal_text
 from vfl_flower.typing import Array
 
 MOST_DISTINCT = 100_000
-"""Maximum number of texts that are counted; with more, they are ids or free text."""
+"""Maximum number of counted texts; if there are more, they are ids or free text."""
 
 MOST_TEXT = 2**24
 """Maximum total length, in characters, of the texts that are counted."""
 
 MEDIANS = 16
-"""Columns whose medians are computed in one pass, each from a file of its numbers."""
+"""Number of columns whose medians are computed in one pass, each from its own file."""
 
 
 class Numbers:
@@ -218,7 +218,7 @@ class Column:
         return kinds.decoded(kinds.without_markers(block, self._markers))
 
     def numbers_of(self, block: Any) -> Array:
-        """Return a block of a column that is not text as numbers, NaN for gaps."""
+        """Return a block of a non-text column as numbers, NaN for gaps."""
         if self.numbers.gaps == self.numbers.n:
             return np.full(len(block), np.nan)
         values = kinds.parse(
@@ -236,7 +236,7 @@ class Column:
 
 
 def _marker_numbers(markers: frozenset[str]) -> Array:
-    """Return the numbers among the texts for a missing value, such as -999."""
+    """Return the numbers, such as -999, among the texts that mark a missing value."""
     numbers = []
     for text in markers:
         with contextlib.suppress(ValueError):

@@ -28,10 +28,10 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 BATCH = 2**14
-"""Rows of a batch, unless the format determines it."""
+"""Number of rows in a batch, unless the format determines this number."""
 
 BATCH_VALUES = 2**20
-"""Maximum number of values in a batch: with many columns it has fewer rows."""
+"""Maximum number of values in a batch: with many columns, a batch has fewer rows."""
 
 MOST_COLUMNS = 2**20
 """Maximum number of columns in a file that need not name them."""
@@ -118,7 +118,7 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
 
 
 def _categories(schema: Any) -> set[str]:
-    """Return the columns that are categories by their Arrow type or in pandas."""
+    """Return the columns that are categories by Arrow type or by pandas metadata."""
     about = (schema.pandas_metadata or {}).get("columns", ())
     return {
         *(c["field_name"] for c in about if c["pandas_type"] == "categorical"),
@@ -236,7 +236,7 @@ def query_table(sql: str, who: str) -> Table:
 
     def run(rest: str) -> Any:
         connection = duckdb.connect(config={"threads": 1, "memory_limit": "128MB"})
-        # As a subquery, it can only be a SELECT.
+        # A subquery can only be a SELECT.
         relation = connection.sql(f"SELECT * FROM ({inner}\n) {rest}")
         if hasattr(relation, "to_arrow_reader"):
             return relation.to_arrow_reader(BATCH)
