@@ -91,10 +91,10 @@ _RAISED = ("<supe", "<sub>", "<circ")
 """Start of the Unicode decomposition of a digit that is not on the baseline."""
 
 MOST_UNITS = 4
-"""Maximum number of different units in a column whose texts are taken for numbers."""
+"""Maximum number of different units in a column whose texts are read as numbers."""
 
 FEWEST_NUMBERS = 10
-"""Minimum number of different numbers in a column whose texts are taken for numbers."""
+"""Minimum number of different numbers in a column whose texts are read as numbers."""
 
 
 def kind_of_type(column: Any) -> str | None:
@@ -307,7 +307,7 @@ def _dates(column: Any) -> Array | None:
 
 
 def _days(column: Any) -> Array:
-    """Return dates as days since 1970-01-01, and times of day as fractions of a day."""
+    """Return times as days, counted from 1970-01-01 if the times include a date."""
     kind = column.type
     if types.is_time(kind):
         unit = pa.time64("us")

@@ -21,7 +21,7 @@ from vfl_flower.protocol.normal import normal_text
 from vfl_flower.typing import Array
 
 MOST_DISTINCT = 100_000
-"""Maximum number of counted texts; if there are more, they are ids or free text."""
+"""Maximum number of counted texts; more texts are taken to be ids or free text."""
 
 MOST_TEXT = 2**24
 """Maximum total length, in characters, of the texts that are counted."""
