@@ -159,7 +159,7 @@ def layout_of(path: Path, source: PartySource) -> Layout:
 
 
 def _sniff(lines: Sequence[str]) -> str:
-    """Return the delimiter with which most rows have the first row's number of fields."""
+    """Return the delimiter for which most rows have as many fields as the first row."""
 
     def score(delimiter: str) -> tuple[float, int]:
         with contextlib.suppress(csv.Error):
