@@ -1,1 +1,1 @@
-"""The party's side: a module or folder for each algorithm."""
+"""The party's side of each algorithm, in a module or a folder."""

@@ -3,9 +3,9 @@
 The ids of a party become points of Curve25519 (:mod:`vfl_flower.secure_aggregation.
 points`). The party shuffles its list, encrypts it under a key used only in this run,
 and sends it, sealed, to the next party. Each other party in turn encrypts the list once
-more without changing its order, and the last of them sends it to the server. Each list
-is then encrypted under the keys of all parties, so equal ids have equal points in all
-lists.
+more without changing its order, and the last such party sends the list to the server.
+Each list is then encrypted under the keys of all parties, so equal ids have equal
+points in all lists.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LEAST_OF_KEY = 32
 """Minimum length of the shared key, in bytes."""
 
 Bytes32 = Annotated[Array, Whole("* 32", 0, 256)]
-"""Points or hashes, 32 bytes each."""
+"""Points or hashes of 32 bytes each."""
 
 
 @stored_as("vfl_flower.clients.alignment.Passes")
@@ -110,7 +110,7 @@ def encrypt_ids(party: Party, sizes: list[int]) -> Points:
 @step
 @sums_over("none")
 def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
-    """Encrypt the list that the previous party has sent, without changing its order.
+    """Encrypt the list received from the previous party, without changing its order.
 
     The number of encryptions so far shows which party owns the list, and so how long
     the list must be. This party's own count also determines the recipient: the next

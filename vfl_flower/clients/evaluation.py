@@ -80,12 +80,12 @@ NAMES = tuple(name for name in Measures.__annotations__ if not name.startswith(C
 
 
 def metrics_of(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics over all rows from the reply of a step that reports them."""
+    """Extract the metrics over all rows from the reply of a step."""
     return {name: reply[name] for name in NAMES if name in reply}
 
 
 def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the metrics for bins of rows, if any, from the reply of a step."""
+    """Extract the metrics for bins of rows, if any, from the reply of a step."""
     return {
         name.removeprefix(CURVE): reply[name].tolist()
         for name in Measures.__annotations__
@@ -94,7 +94,7 @@ def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def texts_of(party: Party, labels: Array) -> dict[str, Array]:
-    """Return a column of the texts that these labels encode, or {} for numbers."""
+    """Return a column of the texts that labels encode, or {} for labels of numbers."""
     classes = (party.encoding or {}).get("classes")
     return {"class": np.array(classes)[labels.astype(int)]} if classes else {}
 
@@ -140,7 +140,7 @@ def columns_of(target: Target, classes: Array) -> int:
 
 
 def signs_of(y: Array, target: Target, classes: Array) -> Array:
-    """Return labels in the form that the losses require, (n, C): -1 and +1, or real."""
+    """Return labels as the losses require them, (n, C): -1 and +1, or real numbers."""
     if target == "continuous":
         return y[:, None]
     columns = classes[1:] if target == "binary" else classes

@@ -71,7 +71,7 @@ def remove(party: Party, model: ModelId) -> RemovalReply:
 
 
 def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
-    """For each file of a model, yield a function to remove it; refuse other files."""
+    """Yield a function to remove each file of a model; refuse any other file."""
     folder = party.state_dir
     if folder is None:
         return

@@ -47,7 +47,7 @@ LARGEST = 1e100
 """Maximum absolute value of a mean or length, so that no product overflows."""
 
 PART_NUMBERS = 2**25
-"""Approximate number of values to which a party fits its row clipping."""
+"""Approximate number of values from which a party determines its row clipping."""
 
 
 @stored_as("vfl_flower.clients.linear_gram.LinearState")
@@ -75,7 +75,7 @@ class GramColumns(NamedTuple):
     y_mean: float
     """Weighted mean of the labels, or 0."""
     clip: Array
-    """How the rows are clipped; see :func:`~vfl_flower.numerics.row_clip.row_clip`."""
+    """Clipping of the rows; see :func:`~vfl_flower.numerics.row_clip.row_clip`."""
     left_out: int
     """Number of columns that are left out."""
 
@@ -92,7 +92,7 @@ class Solved(TypedDict):
     ``loss`` is the loss on the coreset, and ``left_out`` is the number of columns that
     the parties have left out of the model. ``constant`` indicates whether the label
     holder left its labels unused. The model is then the mean label of all rows of the
-    label holder, whatever rows were requested, and the loss is the variance of the
+    label holder, regardless of the requested rows, and the loss is the variance of the
     labels.
     """
 
@@ -183,9 +183,9 @@ def _gram_columns(
     X = np.asarray(X_all.take(rows), dtype=np.float64)
     y = None if party.y is None else party.y[rows].astype(np.float64)
     mean, y_mean, suitable = np.zeros(d), 0.0, True
-    # The clipping depends only on the party's rows, whatever rows and weights the
-    # server requests. So sums over two sets of rows differ only by the rows that are in
-    # one of the sets, and not by the clipping.
+    # The clipping depends only on the party's rows, not on the requested rows and
+    # weights. So sums over two sets of rows differ only by the rows that are in one of
+    # the sets, and not by the clipping.
     every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
     clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, products.MOST_LEVERAGE)
     Z, X = sums(clip, X), clipped(clip, X)
@@ -224,7 +224,7 @@ def _gram_columns(
 def _bounded(
     X: Array, A: Array, y: Array | None, t: Array | None
 ) -> tuple[Array, bool]:
-    """Return which columns, and whether the labels, point to no single row."""
+    """Return whether each column, and whether the labels, point to no single row."""
     rules = LEAST_ROWS, products.MOST_LEVERAGE
     if y is not None and t is not None and bounded_columns([y], t[:, None], *rules)[0]:
         with_labels = np.column_stack([A, t])
@@ -251,7 +251,7 @@ def solve(
     l1: Strength,
     l2: Strength,
 ) -> Solved:
-    """Open the Gram matrix and solve, at the label holder.
+    """Open the Gram matrix and solve the system, at the label holder.
 
     In :func:`columns` each party's consent has permitted its coefficients to leave.
     """

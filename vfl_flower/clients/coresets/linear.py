@@ -192,7 +192,7 @@ def _needed(array: Array | None) -> Array:
 
 
 def _check_finite(*arrays: Array) -> None:
-    """Raise ``PartyError`` before a solver of NumPy or scikit-learn would fail."""
+    """Raise ``PartyError`` for numbers on which NumPy or scikit-learn would fail."""
     if not all(np.isfinite(array).all() for array in arrays):
         raise PartyError(
             "the step overflows: numbers in the request, or in this party's columns, "
@@ -320,8 +320,8 @@ def proximal(
     """Take one accelerated proximal step in the metric of the party's own block.
 
     The step is exact within the block, and minimises an upper bound across blocks. So
-    the speed depends on how much the columns of different parties overlap, not on the
-    scale of the columns.
+    the speed depends on the overlap between the columns of different parties, not on
+    the scale of the columns.
     """
     state = party.recall(LinearState)
     block = _block(party, state, residual)

@@ -37,10 +37,10 @@ MOST_SUMS = 2**22
 
 HIGH, LOW = 2.0**70, 2.0**20
 """Bounds of the two limbs of an addend: a multiple of `LOW`, and the remainder. With
-smaller bounds, the number of clipped values would reveal how large the addends are."""
+smaller bounds, the number of clipped values would reveal the size of the addends."""
 
 MOST_OUTPUTS = 2**10
-"""Maximum number of outputs of a model, to bound the block that a party stores."""
+"""Maximum number of outputs of a model, to bound the size of a party's block."""
 
 Additive = Literal["linear", "k-means"]
 Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
@@ -164,7 +164,7 @@ def _part(party: Party) -> Part:
 def block_rows(outputs: int) -> int:
     """Return the number of rows in a message; the last message has the remaining rows.
 
-    So even the mean error of repeated sums covers a whole block.
+    Since rows travel in blocks, even the mean error of repeated sums covers a block.
     """
     return max(1, MOST_SUMS // outputs)
 
@@ -301,7 +301,7 @@ def _worth(
 def _evaluated(
     party: Party, test_fraction: float, test: bool, train: bool
 ) -> dict[str, Array]:
-    """Return the rows on which training evaluates a model, by the name of the error."""
+    """Return the rows on which training evaluates a model, by name of the metric."""
     sets = {}
     if test:
         sets["test_loss"] = test_rows(party, test_fraction)

@@ -1,8 +1,8 @@
 """A party's side of coreset construction (Algorithms 1 to 3 of the paper).
 
 Between messages, a party stores O(d^2) numbers for regression and O(k d) numbers for
-k-means. These numbers suffice to compute the score of any row again without a pass over
-the data.
+k-means. From these numbers, the party can compute the score of any row again without a
+pass over the data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_ROWS = 2**24
 """Maximum number of rows of a coreset, or of its check, to bound a party's memory."""
 
 MOST_CLUSTERS = 2**10
-"""Maximum number of clusters: a party's time grows with rows times clusters."""
+"""Maximum number of clusters, since a party's time grows with rows times clusters."""
 
 MOST_DRAWS = 2**12
 """Maximum number of draws at a party, or twice its number of rows if that is more."""
@@ -54,7 +54,7 @@ LocalClustering = Literal["lloyd", "seeding"]
 
 @dataclass(frozen=True)
 class Clustering:
-    """How a party clusters its columns for the scores of k-means (Algorithm 3)."""
+    """Settings for the local clustering behind the scores of k-means (Algorithm 3)."""
 
     n_clusters: ClusterCount
     """The number of clusters, k."""
@@ -92,7 +92,7 @@ class CoresetState:
     summary: coresets.ClusterSummary | None = None
     """For k-means: the party's local clustering."""
     alpha: float = 1.0
-    """For k-means: as in :class:`Clustering`."""
+    """For k-means: the factor `alpha` of :class:`Clustering`."""
 
 
 class Totals(TypedDict):
@@ -150,7 +150,7 @@ def test_rows(party: Party, test_fraction: float) -> Array:
 
 
 def numbers_of(rows: Array) -> Array:
-    """Return row numbers as an array index, since truth values would act as a mask."""
+    """Return row numbers as integers, since truth values would act as a mask."""
     return rows.astype(np.uint8) if rows.dtype.kind == "b" else rows
 
 

@@ -33,7 +33,7 @@ from vfl_flower.typing import Array
 step = step_of("fdskl")
 
 PAIRS = 1000
-"""Number of pairs of rows whose median distance gives the bandwidth."""
+"""Number of pairs of rows whose median distance determines the bandwidth."""
 
 MOST_BYTES = 2**27
 """Maximum size of the angles in a reply, in bytes, to bound a party's memory."""
@@ -65,7 +65,7 @@ def distances(
     holder: Count,
     rows: state.ManyRows | None = None,
 ) -> Distances:
-    """Send `holder` this party's contributions, as limbs, to distances of row pairs."""
+    """Send `holder` this party's contributions to distances of row pairs, as limbs."""
     classes_of(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
@@ -144,7 +144,7 @@ def held_out_angles(
 def angles_of(
     party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
-    """Return the angles in a request, and count the request's rows as sent."""
+    """Return the requested angles, and count the request's rows as sent."""
     if party.part:
         part = state.loaded_part(party)
     else:

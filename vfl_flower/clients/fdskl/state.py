@@ -35,13 +35,13 @@ APART = 30.0
 """Ratio of standard deviations above which the smaller column has little effect."""
 
 Bits = Literal[8, 16, 32, 64]
-"""Bits of an angle: 8, 16 or 32 for a fraction of a full turn; 64: turns as float64."""
+"""Bits of an angle: 8, 16 or 32 for fractions of a full turn; 64 for float64 turns."""
 
 Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 """A number of random features."""
 
 Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
-"""Bound on absolute labels, a power of two; times 2^16, a bound on sums of scores."""
+"""Bound on absolute labels, a power of two; 2^16 times as large for sums of scores."""
 
 ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
 """Row numbers: enough that one answer about all rows reveals little about each."""
@@ -140,11 +140,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rule:
-    """How label holders learn from a batch in the doubly stochastic form.
+    """The rule by which label holders learn from a batch in the doubly stochastic form.
 
-    `step` is gamma of the published update. If it is 0, the label holder chooses gamma;
-    if it is None, the label holder takes the implicit step. `regularization` is lambda
-    or, for the implicit step, 1 / gamma, which cross-validation chooses if it is 0.
+    `step` is gamma of the published update. If `step` is 0, the label holder chooses
+    gamma; if `step` is None, the label holder takes the implicit step. `regularization`
+    is lambda or, for the implicit step, 1 / gamma, which cross-validation chooses if it
+    is 0.
     """
 
     loss: LossName
@@ -192,7 +193,7 @@ class FDSKLState:
     """A party's state between messages, besides its local model."""
 
     training: Training | None = None
-    """None in a run that only predicts."""
+    """The state of the training; None in a run that only predicts."""
     answers: Array = field(default_factory=lambda: np.zeros(0))
     """At the party that opens the scores: its answers so far, shape (n,)."""
     sure: Array = field(default_factory=lambda: np.zeros(0))

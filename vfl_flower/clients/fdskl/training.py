@@ -1,4 +1,4 @@
-"""How a label holder solves for its coefficients: exactly, or by Algorithm 1."""
+"""The solution for a label holder's coefficients: exact, or by Algorithm 1."""
 
 from __future__ import annotations
 

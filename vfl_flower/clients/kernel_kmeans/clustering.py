@@ -130,7 +130,7 @@ def lloyd(
     `last` contains the centres of the previous pass, and `sizes` the number of rows in
     each cluster over all parties. A server that chooses `last` and `sizes` freely could
     single out rows. With `used`, the number of centres of each start, the reply also
-    contains a measure of how far apart the clusters are.
+    contains a measure of the distances between the clusters.
     """
     state = party.recall(training.State)
     H = _embedded(state)
@@ -220,7 +220,7 @@ def _revealed_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
 @once
 @reveals("row-sums")
 def assign(party: Party, centers: Centers) -> Assigned:
-    """Line 20: label this party's rows; the labels stay here."""
+    """Line 20: label this party's rows; the labels stay at the party."""
     state = party.recall(training.State)
     H, setup = _embedded(state), state.known_setup
     if centers.shape[1] != H.shape[1]:
@@ -279,7 +279,7 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
 @step
 @sums_over("none")
 def predict(party: Party) -> Predicted:
-    """Label this party's new rows with its local model; the labels stay here."""
+    """Label this party's new rows with its local model; the labels stay local."""
     party.predictions = Predictions(_new_clusters(party)[0])
     return {"done": True}
 

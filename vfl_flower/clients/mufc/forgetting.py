@@ -54,7 +54,7 @@ class Forgotten(training.Counts):
 
 
 class Added(training.Counts):
-    """Reply of :func:`add`; `totals` is the first three numbers of `Forgotten`."""
+    """Reply of :func:`add`; `totals` has the first three numbers of `Forgotten`."""
 
     totals: Annotated[Array, Reals("3"), IN_SUM]
 
@@ -89,8 +89,8 @@ def forget(
 ) -> Forgotten:
     """Remove the rows listed in the party's file, and send the counts.
 
-    Centroids are redrawn if one of them is removed. The reply has the same form and
-    size whatever is removed.
+    Centroids are redrawn if any of them is removed. The form and size of the reply do
+    not depend on the removed rows.
 
     `leaving` contains the places of the parties that leave the model, and is the same
     in all requests. The fewer parties stay, the more the sums reveal about each of
@@ -163,7 +163,7 @@ def forget(
 
 
 def _log_change(model: str, what: str, count: int) -> None:
-    """Log how many rows are added or removed, and what the change reveals."""
+    """Log the number of added or removed rows, and the information that they reveal."""
     if not count:
         return
     log.warning(
@@ -227,7 +227,7 @@ def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, 
 
 
 def _still_in_file(forgotten: Array) -> int:
-    """Return how many forgotten rows are still in the data, and log the number."""
+    """Return the number of forgotten rows that are still in the data, and log it."""
     in_file = int(np.count_nonzero(forgotten))
     if in_file:
         log.warning(

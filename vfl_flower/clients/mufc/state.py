@@ -1,4 +1,4 @@
-"""A party's state on disk for forgetting rows, and the base of the server's state.
+"""A party's state on disk for forgetting rows, and a base class for the server's.
 
 A clustering that can forget rows [1] is stored in one SQLite file at each party (a
 "client" in [1]) and in one file at the server
@@ -238,7 +238,7 @@ class StateFile:
         return self.error(f"{self.owner} has no state of model {self.model}")
 
     def _check(self, db: sqlite3.Connection) -> None:
-        """Raise unless the file has this class and format, and is the model's."""
+        """Raise unless the file has this class and format, and belongs to the model."""
         if _is_empty(db):  # left by a killed `create`
             raise self._missing()
         what = f"the state of model {self.model} at {self.owner}"

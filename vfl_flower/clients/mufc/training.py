@@ -214,7 +214,7 @@ def commit(
     kept: bool = True,
     cost: bool = False,
 ) -> Committed:
-    """Line 9: assign each row its centroid's global cluster; settle the version.
+    """Line 9: assign each row to its centroid's global cluster; settle the version.
 
     The cluster sizes and, with `cost`, the induced objective are summed over the
     parties. Over several sessions, a server that chooses the box and the centres can
@@ -411,7 +411,7 @@ def _new_rows(
 def predict(
     party: Party, model: str, version: Version, before: str, centers: RowCenters
 ) -> Predicted:
-    """Assign each row of the party's data to the nearest centre; labels stay here."""
+    """Assign each row of the party's data to the nearest centre; labels stay local."""
     rows, labels, _ = _new_rows(party, model, version, before, centers)
     named = f"{model}-{party.session:016x}"  # training writes {model}
     party.predictions = Predictions(labels, rows, named)

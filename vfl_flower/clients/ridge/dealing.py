@@ -92,7 +92,7 @@ class RidgePartInfo(TypedDict):
 def part(
     party: Party, dealt_by: Place | None = None, second: Place | None = None
 ) -> RidgePartInfo:
-    """Describe the local model; a dealer sends randomness for the first new rows.
+    """Describe the local model; as a dealer, send randomness for the first new rows.
 
     A dealing party knows each party's number of columns from its local model, so the
     other parties need not wait for the randomness. By default, the server is the

@@ -169,7 +169,7 @@ def rows(
 
 
 def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
-    """Return the weights of features to which other parties contribute, and bits."""
+    """Return the weights of features with other parties' columns, and their bits."""
     start = sum(roles.owners[: roles.first])
     w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
     _, unit = math.frexp(np.abs(w).sum(axis=0).max())

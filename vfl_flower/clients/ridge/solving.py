@@ -42,10 +42,10 @@ class Mixed(TypedDict, total=False):
 class FittedRidge(TypedDict):
     """Reply of :func:`fit`; only the label holder sends more than `kept`.
 
-    `constant` indicates whether the label holder used none of its labels, because they
-    violate a rule on these rows or no model fits them. The model is then the mean of
-    all labels of the label holder, or the frequencies of the classes, and `cv_score` is
-    the error of this model.
+    `constant` indicates whether the label holder used none of its labels, because the
+    labels of these rows violate a rule or no model fits them. The model is then the
+    mean of all labels of the label holder, or the frequencies of the classes, and
+    `cv_score` is the error of this model.
     """
 
     kept: bool
@@ -67,7 +67,7 @@ def relevance(
     frequencies: products.Secrets | None = None,
     triples: products.FromServer | None = None,
 ) -> Mixed:
-    """Solve at the label holder, and report the relevance of columns to other parties.
+    """Solve the system at the label holder; report the columns' relevance to others.
 
     kinds, share: as for :func:`fit`.
     widths, counted: the number of columns of each party, and of all other parties
@@ -115,7 +115,7 @@ def relevance(
 def fit(
     party: Party, kinds: list[Count], share: products.Secrets | None = None
 ) -> FittedRidge:
-    """Solve at the label holder; each party keeps its local model.
+    """Solve the system at the label holder; each party keeps its local model.
 
     kinds: the number of local columns of each type, for each party.
     """
@@ -191,7 +191,7 @@ def _solve(
     share: dict[int, Array],
     local: LocalColumns,
 ) -> tuple[Array, GramFit, Array]:
-    """Open the Gram matrix and solve.
+    """Open the Gram matrix and solve the system.
 
     Returns the matrix, the solution, and the order of the matrix: local columns, joint
     features by bandwidth, targets, and the column of ones.

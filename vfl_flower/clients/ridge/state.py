@@ -63,9 +63,9 @@ class Task:
     most: Count
     """Maximum number of local columns of a party."""
     values: Count
-    """Maximum number of value columns, if this number is above `most`."""
+    """Maximum number of value columns, if larger than `most`."""
     balanced: bool = False
-    """Whether all classes have equal weight, whatever their numbers of rows."""
+    """Whether all classes have equal weight, regardless of their numbers of rows."""
     linear: bool = False
     """Whether the features are only the parties' own columns."""
 
@@ -107,7 +107,7 @@ class RidgeState:
     pilot: Roles | None = None
     """Roles in the round that finds the relevance."""
     relevance: Array = field(default_factory=lambda: np.zeros(0))
-    """Factors of the party's scaled columns, shape (d,); empty: all 1."""
+    """Factors of the party's scaled columns, shape (d,); empty if all are 1."""
     # At the label holder:
     y_mean: float = 0.0
     y_scale: float = 1.0
@@ -118,7 +118,7 @@ class RidgeState:
     classes: Array = field(default_factory=lambda: np.zeros(0))
     """The labels of the classes."""
     muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The local columns set to 0, which with the labels would reveal single rows."""
+    """The local columns set to 0, since with labels they would reveal single rows."""
     constant: bool = False
     """Whether the party's labels violate a rule, so that zeros replace the targets."""
 
@@ -140,7 +140,7 @@ class OwnColumns:
 
 
 def own_columns(party: Party, task: Task) -> OwnColumns:
-    """Return the party's columns of the training rows; the same each time."""
+    """Return the party's columns of the training rows, the same at each call."""
     known = party.cache.get("ridge")
     if known is not None and known[0] == (party.session, task):
         return cast(OwnColumns, known[1])

@@ -131,7 +131,7 @@ def hide_rows(
 
     counted: the number of columns of the Gram matrix, as consent counts them.
     dealt, turn_parts: the dealer's randomness, from the server or from a party.
-    triple, probes: for the relevance of the party's columns: the server's triple, and
+    triple, probes: for the relevance of the party's columns, the server's triple and
         the label holder's message after the round that finds the relevance.
     """
     state = party.recall(ridge.RidgeState)
@@ -265,7 +265,7 @@ def _open_relevance(
     state.triple, state.pilot = np.zeros(0, np.uint8), None
 
 
-# -- targets, and what keeps labels from revealing single rows ------------------------
+# -- targets, and rules that keep labels from revealing single rows -------------------
 
 
 def targets_of(party: Party, state: ridge.RidgeState) -> Array:
