@@ -112,9 +112,9 @@ def encrypt_ids(party: Party, sizes: list[int]) -> Points:
 def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
     """Encrypt the list received from the previous party, without changing its order.
 
-    The number of encryptions so far shows which party owns the list, and so how long
-    the list must be. This party's own count also determines the recipient: the next
-    party or, once the list is encrypted under all keys, the server.
+    The number of encryptions so far shows which party owns the list, and so the length
+    that the list must have. This party's own count also determines the recipient: the
+    next party or, once the list is encrypted under all keys, the server.
     """
     run = party.recall(Passes)
     if run.left < 1:

@@ -178,7 +178,7 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
     There must be at least 20 rows, at least 4 rows for each column, and at least as
     many rows as this party's consent requires.
 
-    Rows with weights w, shape (m,), count as (sum w)^2 / sum w^2 rows (Kish).
+    Rows with weights w, shape (m,), are equivalent to (sum w)^2 / sum w^2 rows (Kish).
     """
     effective = float(rows)
     if weights is not None and rows:
@@ -236,7 +236,7 @@ def dealt_to(
 def _parts_of(
     party: Party, roles: Roles, dealt: Array
 ) -> tuple[shares.Deal, shares.Dealt, shares.Dealt | None]:
-    """Return the use, and the dealer's messages to this party in each of its roles."""
+    """Return the use of the randomness, and the dealer's message for each own role."""
     use, portion = roles.deal(party.session), shares.Portion(dealt)
     of_owner, computing = portion.take(shares.SEED_BYTES), None
     if party.index in (roles.first, roles.second):

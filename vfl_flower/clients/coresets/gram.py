@@ -253,7 +253,8 @@ def solve(
 ) -> Solved:
     """Open the Gram matrix and solve the system, at the label holder.
 
-    In :func:`columns` each party's consent has permitted its coefficients to leave.
+    In :func:`columns`, each party's consent has permitted the party's coefficients to
+    leave.
     """
     from scipy.linalg import block_diag
 

@@ -48,7 +48,7 @@ Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
 
 @stored_as("vfl_flower.clients.coreset_predictions.RowClip")
 class RowClip:
-    """How a linear model clips the party's rows; see ``numerics/row_clip.py``."""
+    """Clipping of the party's rows by a linear model; see ``numerics/row_clip.py``."""
 
     clip: Array = field(default_factory=lambda: np.zeros((0, 0)))
     """Clipping of the party's rows; empty if rows are not clipped."""
@@ -72,7 +72,7 @@ class Part(TypedDict):
     columns: list[str]
     """Names of the party's columns, if they have names."""
     clip: NotRequired[Array]
-    """How a linear model clips the party's rows; see ``numerics/row_clip.py``."""
+    """Clipping of the party's rows by a linear model; see ``numerics/row_clip.py``."""
 
 
 @stored_as("vfl_flower.clients.coreset_predictions.PredictionState")
@@ -172,7 +172,7 @@ def block_rows(outputs: int) -> int:
 @step
 @sums_over("none")
 def part(party: Party) -> BlockInfo:
-    """Check the new rows against the party's block of the model, and describe it."""
+    """Check the new rows against the party's block of the model; describe the block."""
     local_model = _part(party)
     outputs, width = local_model["weights"].shape
     evaluation.check_columns(party, width, list(local_model["columns"]))
@@ -231,7 +231,7 @@ def answer(
     last: bool,
     curves: bool = False,
 ) -> BlockAnswer:
-    """Turn sums into predictions at the receiver, and finally store or evaluate them.
+    """Turn sums into predictions at the receiver; at the end, store or evaluate them.
 
     The model came from the server, so each answer to `evaluate` is a mean over rows of
     a function that a malicious server has chosen. Consent bounds the number of such

@@ -48,7 +48,7 @@ class KernelAnswer(evaluation.Measures):
 @step
 @sums_over("none")
 def part(party: Party) -> KernelPartInfo:
-    """Check the new rows against the party's local model, and describe it."""
+    """Check the new rows against the party's local model, and describe the model."""
     model_part = fdskl.loaded_part(party)
     columns = list(model_part["columns"])
     evaluation.check_columns(party, model_part["n_columns"], columns)

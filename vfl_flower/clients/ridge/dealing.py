@@ -54,10 +54,11 @@ def deal(
     row_roles: Roles | None = None,
     outputs: Columns = 1,
 ) -> DealtParts:
-    """On behalf of the server, send the dealer's randomness for a Gram matrix and rows.
+    """On behalf of the server, send the dealer's randomness to each party.
 
-    The second party's randomness for cosines is sent later, while the parties hide
-    their angles.
+    `roles` requests randomness for a Gram matrix, and `row_roles` requests randomness
+    for the scores of rows. The second party's randomness for cosines is sent later,
+    while the parties hide their angles.
     """
     reply: DealtParts = {}
     if roles is not None:
