@@ -292,7 +292,7 @@ def test_ids_are_proposed_as_id_column_where_there_is_none(tmp_path):
     assert "id-column" not in said["account"].text
     findings = check(source(tmp_path / "a.csv", id_column=None)).findings
     said = {f.column: f for f in findings}
-    assert "set it as id-column, or leave it out" in said["patient"].text
+    assert "use the column as id-column, or leave" in said["patient"].text
     assert "id-column" not in said["account"].text  # its values are not distinct
 
 

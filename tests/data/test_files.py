@@ -255,8 +255,8 @@ def test_a_folder_without_party_files(tmp_path):
             "b\n" + "\n".join(f"secret{i}" for i in range(101)),
             {},
             "must have at most 100 different texts to be one-hot encoded, got 101, "
-            "which suggests ids or free text: set it as "
-            "id-column, or leave it out",
+            "which suggests ids or free text: use the column as "
+            "id-column, or leave the column out",
         ),
     ],
 )

@@ -130,8 +130,8 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
     ends = [(numbers.least, numbers.at_least), (numbers.most, numbers.at_most)]
     for end, times in ends:
         if end in CODES and times >= 2 and column.kind == "number":
-            text = f"{what} has, in {times} rows, an extreme value that often stands "
-            text += "for a missing value: list it in missing"
+            text = f"{what} has, in {times} rows, an extreme value that often marks "
+            text += "a missing value: list this value in missing"
             yield warning("coded", name, text, "missing", (f"{end:g}",))
             return
     if column.kind != "date" and numbers.kurtosis() > HEAVY:
@@ -139,7 +139,7 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
         if numbers.at_least + numbers.at_most == numbers.known:
             rarer = min(numbers.at_least, numbers.at_most)
             text = f"{what} has only two values, and one occurs in {rarer} of "
-            text += f"{numbers.known} rows: leave it out, or add rows with this value"
+            text += f"{numbers.known} rows: leave the column out, or add such rows"
         examples = (f"{numbers.least:g}", f"{numbers.most:g}")
         yield warning("tails", name, text, "columns", examples)
 

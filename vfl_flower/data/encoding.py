@@ -43,7 +43,7 @@ KEPT_LEVELS = 20
 """Number of levels, besides "other", that a text column keeps if it has more than
 `MAX_LEVELS`."""
 
-LEAVE_OUT = "leave it out by setting columns to the other features"
+LEAVE_OUT = "leave the column out by setting columns to the other features"
 """Advice for a column that cannot become numbers."""
 
 TEXT = ("text", "levels")
@@ -140,11 +140,11 @@ def check_column(column: Column, source: PartySource) -> list[Finding]:
         rule = f"must have at most {MAX_LEVELS} different texts to be one-hot encoded, "
         rule += f"got {got}, which suggests ids or free text: "
         if source.id_column is None and distinct == known:
-            rule += f"set it as id-column, or {LEAVE_OUT}"
+            rule += f"use the column as id-column, or {LEAVE_OUT}"
             return refuse("levels", rule, "id-column or columns")
         return refuse("levels", f"{rule}{LEAVE_OUT}")
     if not source.one_hot:
-        rule = "holds text, but one-hot is off: set levels, convert it to numbers, "
+        rule = "holds text, but one-hot is off: set levels, write numbers, "
         return refuse("text", f"{rule}or {LEAVE_OUT}", "one-hot")
     return []
 
@@ -159,7 +159,7 @@ def _check_levels(
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
     elif missing := source.markers & set(fixed):
         text = f"the levels of {what} must not mark missing values, but {len(missing)} "
-        text, examples = (f"{text}of them do: set missing", sorted(missing))
+        text, examples = (f"{text}of them do: change missing", sorted(missing))
     elif unknown and OTHER not in fixed:
         rows = sum(column.levels[level] for level in unknown)
         text = f"{what} has {len(unknown)} texts, in {rows} rows, that are not among "
@@ -508,7 +508,7 @@ class Labels:
                 rule = f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}"
             elif numbers.gaps:
                 rule = "must hold numbers if labels are missing, since each party "
-                rule += "could number the classes differently: write classes as 0, 1"
+                rule += "could number classes differently: write classes as 0 and 1"
         elif column.kind not in kinds.NUMERIC:
             rule = "must hold numbers or classes"
         elif self.classes is not None:
