@@ -64,7 +64,7 @@ def load_party(
 
 
 def read_ids(source: PartySource) -> Sequence[str] | None:
-    """Return the ids of a party's rows as text; None without an id column.
+    """Return the ids of a party's rows as text, or None if there is no id column.
 
     For a bundled or generated set whose rows are split, the ids are the row numbers in
     the set. Raises PartyError for a fault of the file or its ids, like

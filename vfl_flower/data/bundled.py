@@ -69,7 +69,7 @@ def _rows(source: PartySource, values: Array) -> Array:
 
 
 def ids_of_bundled(source: PartySource) -> list[str] | None:
-    """Return the party's row numbers in the data set; None if columns are split."""
+    """Return the party's row numbers in the data set, or None if columns are split."""
     if not source.rows:
         return None
     if source.data in BUNDLED:

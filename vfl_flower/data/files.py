@@ -258,7 +258,7 @@ def from_file(
 
 
 def ids_of_file(file: PartyFile) -> Sequence[str] | None:
-    """Return the ids of the rows of a file as text; None without an id column."""
+    """Return the ids of a file's rows as text, or None if there is no id column."""
     ids, order = _ids_in_file(file), _order(file.source)
     if order is None:
         return ids
@@ -267,7 +267,7 @@ def ids_of_file(file: PartyFile) -> Sequence[str] | None:
 
 
 def _ids_in_file(file: PartyFile) -> Sequence[str] | None:
-    """Return the ids in file order; None without an id column."""
+    """Return the ids in file order, or None if there is no id column."""
     source = file.source
     entry = CacheEntry.of(file.path, file.stamp(), source, False, None)
     if source.id_column and (stored := entry.load_ids()) is not None:
