@@ -76,7 +76,8 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
         file_schema = pq.read_schema(path)
         if file_schema.names != schema.names:
             raise PartyError(
-                f"the Parquet files of {who} must have the same column names and order"
+                f"the Parquet files of {who} must have the same columns in the same "
+                "order"
             )
         for k, (old, new) in enumerate(zip(types, file_schema.types, strict=True)):
             if pa.types.is_null(old):  # a column without a value fits any type
