@@ -97,7 +97,7 @@ def test_a_missing_and_an_extra_column_are_named_with_their_parties():
         Party(np.ones((30, 3)), columns=["age", "size", "sex"], name="south"),
     )
     assert text == (
-        "all parties must hold the same columns: 'south' has no 'weight' and also has "
+        "all parties must hold the same columns: 'south' lacks 'weight' and also has "
         "'size', 'sex', unlike 'north'"
     )
 
@@ -109,7 +109,7 @@ def test_columns_that_may_not_be_named_are_counted():
         Party(X, columns=["age", "weight"], name="south", consent=quiet),
         Party(X, columns=["age", "hiv"], name="east", consent=quiet),
     )
-    counted = "'south' has no column 1 of 'north' and also has column 1 of 'south'"
+    counted = "'south' lacks column 1 of 'north' and also has column 1 of 'south'"
     assert counted in text
     assert "column-names = true" in text
     assert "hiv" not in text
@@ -161,7 +161,7 @@ def test_a_party_takes_no_order_of_columns_that_it_lacks():
     party = Party(np.ones((3, 2)), columns=["a", "b"])
     wanted = declared(Party(np.ones((3, 2)), columns=["a", "c"]))["columns"]
     for order in (wanted, wanted[:1], declared(party)["columns"] * 2):
-        with pytest.raises(PartyError, match="the 2 columns of this party, each"):
+        with pytest.raises(PartyError, match="this party's 2 columns exactly once"):
             arrange(party, order)
 
 

@@ -177,8 +177,8 @@ def test_a_server_that_says_less_is_refused_before_a_step(tmp_path, monkeypatch)
         ({"tasks": ["predict"]}, "permits no strategy and task that use coresets_"),
         ({"min_parties": 4}, "would need min-parties = 3"),
         ({"allow_seed": False}, "would need allow-seed = true"),
-        ({"max_round_trips": 1}, "at most 1 messages in a run, but with this message"),
-        ({"max_bytes": 100}, "at most 100 bytes in a run, but with this message"),
+        ({"max_round_trips": 1}, "at most 1 messages in a run, but this message would"),
+        ({"max_bytes": 100}, "at most 100 bytes in a run, but this message would"),
     ],
 )
 def test_rules_of_a_run(tmp_path, rules, refused):

@@ -110,7 +110,7 @@ def test_a_file_without_a_key_is_refused_and_stays(folder, data):
 
 def test_what_others_may_read_is_refused(folder):
     put(folder, pem_of(PRIVATE[0]), 0o640)
-    with pytest.raises(PartyError, match=r"only its user may read .*got mode 640"):
+    with pytest.raises(PartyError, match=r"only its owner may read .*got mode 640"):
         identity.load_identity(folder)
     folder.chmod(0o755)
     with pytest.raises(PartyError, match="mode 755"):

@@ -197,7 +197,7 @@ def test_a_run_begins_ten_times_at_most(tmp_path):
         with journal_of(tmp_path, 7) as line:
             greet(line, session)
             greet(line, session)  # the same one, asked again
-    refused = pytest.raises(PartyError, match="the maximum of 10 sessions")
+    refused = pytest.raises(PartyError, match="cannot start more than 10 sessions")
     with journal_of(tmp_path, 7) as line, refused:
         greet(line, 10)
 

@@ -238,8 +238,8 @@ def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:
     pins = party.consent is not None and party.consent.peers is not None
     if pins and party.state_dir is None:
         raise PartyError(
-            "state-dir must be set: the party records there which requests it has "
-            "answered and which rows have left it"
+            "state-dir must be set, so that this party can record the requests that it "
+            "has answered and the rows that it has released"
         )
     place = context.node_config.get("partition-id")
     if party.index is None and isinstance(place, int):

@@ -221,7 +221,7 @@ class Consent(_Rules):
             if rules.pop("parties-may-leave", False) is not False:  # an old key
                 raise ContractError(
                     "'parties-may-leave' must be false or left out, since every run "
-                    "needs all of its parties until its end"
+                    "needs all of its parties until the end"
                 )
             given = structure(keys, rules, {})
             if not isinstance(leaves, Mapping):
@@ -234,7 +234,7 @@ class Consent(_Rules):
             if given.get("two-parties") and given.get("min-parties", 0) > LEAST_PARTIES:
                 raise ContractError(
                     "'two-parties' must be false if 'min-parties' is above "
-                    f"{LEAST_PARTIES}, got {given['min-parties']}"
+                    f"{LEAST_PARTIES}, got min-parties = {given['min-parties']}"
                 )
         plain = {key.replace("-", "_"): value for key, value in given.items()}
         limits = {kind: limit for kind, limit in named.items() if limit is not None}
@@ -285,7 +285,7 @@ def _limit(kind: str, value: object) -> Limit | None:
         raise ContractError(f"{kind} {rule}")
     limit = restore(Limit, value, {}, f"{kind}: ")
     if limit.rows is not None and kind != "moments":
-        raise ContractError(f"{kind} must not have 'rows', which only 'moments' has")
+        raise ContractError(f"{kind} must not have 'rows', a key of 'moments' only")
     return limit
 
 
@@ -335,8 +335,8 @@ class Releases:
         ):
             if bound is not None and before + number > bound:
                 raise PartyError(
-                    f"this party's consent allows at most {bound} disclosures of "
-                    f"{kind} {when}{each}; this step would make it {before + number}"
+                    f"this party's consent allows at most {bound} disclosures of {kind}"
+                    f" {when}{each}; this step would make the total {before + number}"
                 )
         times[count : count + number] = True
         self.run[kind] = times

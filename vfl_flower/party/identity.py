@@ -93,10 +93,10 @@ def _read(path: Path) -> bytes:
     check_no_link(path)
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) or mode & 0o077:  # reading a pipe would block
-        log.error("not a regular file that only its user may read: chmod 600 %s", path)
+        log.error("not a regular file that only its owner may read: chmod 600 %s", path)
         raise PartyError(
             f"{FILE} in this party's state-dir must be a regular file that only its "
-            f"user may read (mode 600), got mode {stat.S_IMODE(mode):o}"
+            f"owner may read (mode 600), got mode {stat.S_IMODE(mode):o}"
         )
     return path.read_bytes()
 
@@ -218,7 +218,7 @@ def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> N
         if not _is_signed(peer.identity, signature, listed):
             raise PartyError(
                 f"party {peer.name!r} has not signed the list of the parties' keys, "
-                "which this party needs to answer a second message"
+                "and without the signature, this party answers no second message"
             )
 
 
@@ -259,8 +259,8 @@ def check_listed(
             continue
         who, text = f"party {peer.name!r}", encode_key(peer.identity)
         if peer.identity == NO_IDENTITY:
-            rule = "must have a long-term key, which needs a state-dir"
-            raise PartyError(f"{who} {rule}, but it has none")
+            rule = "must have a long-term key (which needs a state-dir)"
+            raise PartyError(f"{who} {rule}, but has none")
         if not peer.verify(session):
             raise PartyError(
                 f"the signature of {who} does not verify: the signed credential is "
@@ -269,7 +269,7 @@ def check_listed(
         if peer.name not in accepted:
             if not trusts:
                 rule = "must be pinned among the peers of this party's consent"
-                raise PartyError(f"{who} {rule}, but it is not")
+                raise PartyError(f"{who} {rule}, but is not")
             new[peer.name] = text
         elif accepted[peer.name] != text:
             how = "is pinned" if peer.name in pinned else "was trusted on first use"
@@ -334,7 +334,7 @@ def check_run(
     if not (frame.private_draws or consent.allow_seed):
         raise PartyError(
             "a run with a seed is refused, since the server could repeat this party's "
-            "random draws: to allow it, set 'allow-seed = true' in its consent.toml"
+            "random draws: to allow seeds, set 'allow-seed = true' in its consent.toml"
         )
     if consent.peers is None or frame.peers is None:  # the keys still hold
         return

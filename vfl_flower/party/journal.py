@@ -153,7 +153,7 @@ class Journal:
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:
                 raise PartyError(
-                    f"this run has started the maximum of {MOST_SESSIONS} sessions"
+                    f"this run cannot start more than {MOST_SESSIONS} sessions"
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""
@@ -212,7 +212,7 @@ class Journal:
         if (content := self._value(query, self._run)) is None:
             raise PartyError(
                 "this party has discarded the session, as it does after a day or after "
-                f"{MOST_STATES} newer sessions ({SURE_STATES} if they are large): "
+                f"{MOST_STATES} newer sessions ({SURE_STATES} if these are large): "
                 "start a new run"
             )
         return bytes(content)
@@ -268,7 +268,7 @@ class Journal:
                 if most is not None and count > most:
                     raise PartyError(
                         f"this party's consent allows at most {most} {what} in a run, "
-                        f"but with this message there are {count}"
+                        f"but this message would make the total {count}"
                     )
         self.shared = {kind: pack_rows(rows) for kind, rows in party.shared.items()}
         if party.releases is not None:

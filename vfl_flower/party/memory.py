@@ -189,7 +189,7 @@ class Memory:
                 raise PartyError(f"the {name} changed during the run")
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
-                raise PartyError(f"sum {wanted.sum} of {name} would reuse its masks")
+                raise PartyError(f"sum {wanted.sum} of {name} would reuse earlier masks")
         party.index, party.n_parties = frame.index, frame.parties
         party.session = frame.session
         party.keys_digest = hashlib.sha256(peers).digest()

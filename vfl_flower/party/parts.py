@@ -80,8 +80,8 @@ def check_folder(folder: Path) -> None:
     if mode & 0o077:
         logger.error("other users can access %s: chmod 700 prevents this", folder)
         raise PartyError(
-            "this party's state-dir must be accessible only to its own user (mode "
-            f"700), got mode {mode:o}"
+            "this party's state-dir must be accessible only to its owner (mode 700), "
+            f"got mode {mode:o}"
         )
 
 
@@ -200,8 +200,8 @@ def check_model(model: str) -> None:
     """Raise ``ValueError`` unless a strategy's `model_id` is a valid model id."""
     if not model:
         raise ValueError(
-            "model_id must be the id of a trained model, which the training run prints "
-            "and vfl-flower models lists (--set model-id=ID), got none"
+            "model_id must be the id of a trained model, printed by the training run "
+            "and listed by vfl-flower models (--set model-id=ID), got none"
         )
     if not is_model_id(model):
         raise ValueError(

@@ -382,7 +382,7 @@ class Party:
         most = max(2 * self.n_rows, MOST_NUMBERS // max(width, 1))
         if rows > most:
             raise PartyError(
-                f"{name} must have at most {most} rows (twice this party's rows, or "
+                f"{name} must have at most {most} rows (twice as many as the party, or "
                 f"2^22 numbers if that is more), got {rows} rows of {width} numbers"
             )
 

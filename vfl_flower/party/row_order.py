@@ -62,7 +62,7 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     if ids is None:
         raise PartyError(
             "an alignment needs an id for each row: set id-column in the node config, "
-            "or give the Party ids"
+            "or pass ids to Party"
         )
     texts, fault = normal.normal_ids(ids)
     if fault:

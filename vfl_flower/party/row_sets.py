@@ -267,7 +267,7 @@ class RowSets:
             raise _refusal(
                 "the sum is over a new set of rows, after sums over %d other sets, and "
                 "sums over as many sets as there are rows would reveal the rows: to "
-                "permit more, set 'most-row-sets = %d' in your consent.toml",
+                "raise the limit, set 'most-row-sets = %d' in your consent.toml",
                 *(count, 2 * most),
             )
 
@@ -318,8 +318,8 @@ class RowSets:
                 raise _refusal(
                     "the sum is over the rows of an earlier sum, but the parties have "
                     "changed (%s), and the difference of the two sums would reveal "
-                    "their contributions: to permit this, set 'changed-parties = %s' "
-                    "in your consent.toml",
+                    "their contributions: to permit these changes, set "
+                    "'changed-parties = %s' in your consent.toml",
                     *(", ".join(map(repr, changes)), json.dumps(changes)),
                 )
         update = "UPDATE row_sets SET parties = ? WHERE id = ?"
@@ -350,7 +350,7 @@ def check_journal(db: sqlite3.Connection, path: Path) -> None:
         log.error(
             "the journal %s was lost or restored from a backup, so it may lack row "
             "sets whose sums have left this party: restore the newest journal, or "
-            "accept this one with 'vfl-flower journal FOLDER --confirm'",
+            "accept this journal with 'vfl-flower journal FOLDER --confirm'",
             path,
         )
         raise PartyError(
