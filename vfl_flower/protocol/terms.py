@@ -24,14 +24,14 @@ Kind = Literal[
 """A kind of value that leaves a party, beyond sums over the rows of all parties."""
 
 KINDS: dict[Kind, str] = {
-    "rows": "rows in the clear, or sums that reveal them",
+    "rows": "rows in the clear, or sums that reveal rows",
     "embedded-rows": "rows of an embedding, which reveal distances between rows",
     "angles": "sums that reveal columns to label holders, up to a linear map",
     "centroids": "rounded means of several rows, used as cluster centres",
     "predictions": "this party's contribution to the prediction of a row",
     "row-sums": "sums, over the parties, of numbers for single rows or of functions "
     "that the server chooses",
-    "totals": "totals of scores, and which rows were drawn by score",
+    "totals": "totals of scores, and row numbers drawn by score",
     "coefficients": "this party's coefficients of a linear model",
     "moments": "means, and sums of products of columns, mostly for label holders",
     "curves": "means of labels and predictions, each over 20 rows or more, or counts "
