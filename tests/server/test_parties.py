@@ -212,7 +212,7 @@ def test_order_is_that_of_the_names_where_there_is_no_index(clock):
 
 def test_neither_index_nor_name(clock):
     text = refusal([{"index": -1, "name": "a"}, {"index": -1}, {"index": -1}])
-    assert has(text, "partition-id", "party-name", "node 1001, node 1002 has neither")
+    assert has(text, "partition-id", "party-name", "missing for node 1001, node 1002")
 
 
 @pytest.mark.parametrize(

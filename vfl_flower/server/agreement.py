@@ -63,7 +63,7 @@ def agree(
     for name, said, held in rest:
         lacks = [column for column in kinds if column not in held]
         more = [column for column in held if column not in kinds]
-        parts = [f"has no {listed(first, before, lacks)}"] if lacks else []
+        parts = [f"lacks {listed(first, before, lacks)}"] if lacks else []
         parts += [f"also has {listed(name, said, more)}"] if more else []
         if parts:
             raise FederationError(
@@ -83,8 +83,8 @@ def agree(
             texts = [column for column in kinds if kinds[column] == "text"]
             raise FederationError(
                 "text columns must have the same levels at all parties: levels of "
-                f"{listed(first, before, texts)} differ between {first!r} and "
-                f"{name!r}; list the same levels in a file and set 'levels' to it in "
+                f"{listed(first, before, texts)} differ between {first!r} and {name!r};"
+                " list the same levels in a file, and set 'levels' to this file in "
                 f"each node config{_counted(shown)}"
             )
     order = list(wanted) or before["columns"]
@@ -102,6 +102,6 @@ def _counted(shown: Mapping[str, str]) -> str:
     if shown:
         return ""
     return (
-        " (column 0 is the first column besides a party's ids and labels; "
+        " (column 0 is the first column, not counting a party's ids and labels; "
         "'column-names = true' in each consent.toml shows names instead)"
     )

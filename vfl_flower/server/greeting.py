@@ -27,7 +27,7 @@ log = logging.getLogger("vfl_flower")
 
 _ALIGN = (
     "; if the files hold different rows, or the same rows in a different order, run "
-    "the strategy align first, and set alignment to the name of that order"
+    "the strategy align first, and set alignment to the name of the new order"
 )
 """Advice in errors about different rows."""
 
@@ -107,7 +107,7 @@ class Greeter:
             name = _name_of(reply) or f"party-{reply.get('index')}"
             if (first := before.get(name)) is None or name in where:
                 raise FederationError(
-                    "the run must continue with the parties that started it, and "
+                    "the run must continue with the parties that started it, but "
                     f"{name!r} is not one of them"
                 )
             now = {"state_key": first.get("state_key"), **reply}
@@ -157,7 +157,7 @@ class Greeter:
         without = [names[node] for node, digest in digests.items() if not digest]
         if 0 < len(without) < len(digests):
             rule = "give ids to all parties or to none"
-            raise FederationError(f"{rule}: {without[0]!r} has none")
+            raise FederationError(f"{rule}: {without[0]!r} has no ids")
         for node in rest:
             if digests[node] != digests[first]:
                 raise FederationError(
@@ -249,7 +249,7 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
         if unnamed:
             raise FederationError(
                 "each node needs a partition-id or a party-name in its node config (or "
-                f"an index or name of its Party), but {', '.join(unnamed)} has neither"
+                f"an index or name of its Party): missing for {', '.join(unnamed)}"
             )
         return sorted(replies, key=lambda node: str(replies[node]["name"]))
     distinct = len(set(indices.values()) - {-1}) == len(replies)

@@ -203,7 +203,7 @@ class Parties(Sequence[PartyInfo]):
         if not allowed:
             raise FederationError(
                 f"{reason}: use at least three parties, or set allow_two_parties "
-                "(in a run config allow-two-parties=true)"
+                "(in a run config: allow-two-parties=true)"
             )
         log.warning("%s", reason)
 
@@ -344,7 +344,7 @@ class Parties(Sequence[PartyInfo]):
             if common and isinstance(values[name], Each):
                 raise ValueError(
                     f"{name} must be the same for all parties of {step.action}: "
-                    "otherwise masks do not cancel and sealed bytes do not open"
+                    "otherwise masks do not cancel and sealed bytes cannot be opened"
                 )
         return [self._values_for(j, values) for j in range(len(self))]
 
@@ -415,8 +415,8 @@ class Parties(Sequence[PartyInfo]):
         for name, (_, tree) in sums.items():
             if self._group(asked[name]).protects and len(tree.leaves) < len(self):
                 raise ValueError(
-                    f"the tree of {name!r} must have all {len(self)} parties, or "
-                    f"else the masks do not cancel, got {len(tree.leaves)}"
+                    f"the tree of {name!r} must have {len(self)} leaves, one for each "
+                    f"party, got {len(tree.leaves)}: otherwise masks do not cancel"
                 )
         inputs = self._requests(step, values, bound=True)
         blocks = self._blocks(step, inputs)
@@ -558,4 +558,4 @@ class _Blocks:
 
 def _check_named(args: tuple[object, ...]) -> None:
     if args:
-        raise TypeError("the parameters of a step must be given by name")
+        raise TypeError("the parameters of a step must be passed by name")
