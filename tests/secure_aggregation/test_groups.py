@@ -252,7 +252,7 @@ def test_circle_refuses_elements_of_another_kind(bits, kind):
     circle = Circle(bits, 3)
     if np.dtype(kind) == circle.dtype:
         return
-    with pytest.raises(ValueError, match="values must be floats in turns or uint"):
+    with pytest.raises(ValueError, match=r"floats \(fractions of a turn\) or uint"):
         circle.encode(np.zeros(2, kind))
 
 

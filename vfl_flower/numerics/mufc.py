@@ -104,7 +104,7 @@ def initialise(
         if row is None:  # each row equals a centroid
             break
         if nearest[row] == 0:
-            raise ValueError(f"prefix must name rows of distinct values, got {reused}")
+            raise ValueError(f"prefix must not name equal rows, got {reused}")
         center = blocks.take(np.array([row]))
         # Called immediately, with this centre.
         distances = blocks.per_row(lambda X: row_squares(X - center))  # noqa: B023

@@ -202,8 +202,8 @@ class Circle(Group):
             # Integers would be whole turns, so elements of a different width would
             # silently become 0.
             raise ValueError(
-                f"values must be floats in turns or {self.dtype} elements, "
-                f"got {values.dtype}"
+                f"values must be floats (fractions of a turn) or {self.dtype} "
+                f"elements, got {values.dtype}"
             )
         if not np.isfinite(values).all():
             raise ValueError("values must be finite, got NaN or infinity")
