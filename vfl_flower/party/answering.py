@@ -1,4 +1,4 @@
-"""Answer a party's messages: requests, the first step, and errors without values.
+"""Answer messages to a party, including ``hello``; errors contain no data values.
 
 :func:`answer` checks the digest, loads the party, opens its journal and parses the
 frame. The guards in :data:`vfl_flower.party.guards.BEFORE` then check every step except
@@ -131,7 +131,7 @@ def answer(
     allow_plain: bool,
     asked_by: Use = frozenset(),
 ) -> Message:
-    """Run one step for one message; return its reply, or an error without values."""
+    """Run one step for one message; return the reply, or an error without values."""
     start = time.perf_counter()
     name, state_dir = map(context.node_config.get, ("party-name", "state-dir"))
     folder = Path(str(state_dir)) if state_dir else None  # loading may fail, too
@@ -181,7 +181,7 @@ def answer(
         code = messages.FAILED
         reason = "the step failed unexpectedly: see the party's log"
     if folder is not None and code != messages.DAMAGED:
-        with suppress(PartyError):  # then it refuses all messages
+        with suppress(PartyError):  # if so, all messages are refused
             check_folder(folder)
             note_refusal(folder)
     if step is hello and name and repr(name) not in reason:

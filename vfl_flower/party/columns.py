@@ -31,8 +31,8 @@ class Declared(TypedDict):
     columns: list[Text]  # digests of the names, in file order; empty without names
     names: list[Text]  # if the party's consent allows names to leave; otherwise empty
     kinds: list[ColumnKind]
-    widths: list[Natural]  # columns of X for each: one, or one for each level of text
-    levels_digest: Text  # SHA-256 of the levels of its text columns; "" without any
+    widths: list[Natural]  # columns of X per column: one, or one per level of text
+    levels_digest: Text  # SHA-256 of the text columns' levels; "" without any
     gaps: bool  # whether a value is missing
 
 

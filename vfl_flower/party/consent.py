@@ -1,4 +1,4 @@
-"""A party's consent: the rules in its own file about values that may leave it.
+"""A party's consent: rules, in its own file, for the values that may leave the party.
 
 Sums over three or more parties, and the few numbers that each step declares, may always
 leave a party. Every other value belongs to a kind in
@@ -47,13 +47,13 @@ MOST_BYTES = 2**20  # maximum size of a ``consent.toml``, in bytes
 
 @dataclass(frozen=True)
 class Limit:
-    """Bounds on the rows that leave as one kind, or on its releases; None: no limit."""
+    """Bounds on rows that leave as one kind, or on releases of the kind; None: none."""
 
     run: Count | None = None  # in one run
     life: Count | None = None  # in all runs, over the life of the data
     rows: Natural | None = None
     """For `moments`: minimum number of rows of a Gram matrix; None: 4 for each column,
-    and at least 20."""
+    but at least 20."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class _Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Consent(_Rules):
-    """The runs that a party takes part in, and the values that may leave it.
+    """The runs that a party takes part in, and the values that may leave the party.
 
     Attributes
     ----------
@@ -121,8 +121,8 @@ class Consent(_Rules):
         Maximum number of different row sets over which sums leave, over the life of the
         data; None: a twentieth of the number of rows, but at least 30.
     accept_alignments : list of str or None
-        ``["server"]``: the server may accept a row order, as well as the party's
-        operator. None: only the operator may.
+        ``["server"]``: both the server and the party's operator may accept a row order.
+        None: only the operator may accept a row order.
     leaves : mapping of str to Limit
         The kinds that may leave, out of :data:`KINDS`.
     peers : mapping of str to str, or None

@@ -81,7 +81,7 @@ class Call:
         return self.sums.common if self.frame.sums else b""
 
     def run(self) -> None:
-        """Run the step between its guards."""
+        """Run the guards before the step, the step, and the guards after the step."""
         for guard in BEFORE:
             guard(self)
         self.part = self.party.part
@@ -104,7 +104,7 @@ def recall_state(call: Call) -> None:
 
 
 def enter_round(call: Call) -> None:
-    """Refuse a request that is not the next in the session, and restore the party.
+    """Refuse a request that is not the next one in the session; restore the party.
 
     All later guards read the party's place, its keys and the states of its steps, which
     are restored here.
@@ -113,7 +113,7 @@ def enter_round(call: Call) -> None:
 
 
 def check_strategy(call: Call) -> None:
-    """Refuse a step unless the party takes part in a strategy and task that use it.
+    """Refuse a step unless the party takes part in a strategy and task with this step.
 
     All steps of a session must belong to one strategy: a mixture of steps could reveal
     values that each strategy hides.
@@ -150,8 +150,8 @@ def check_peers(call: Call) -> None:
     """Refuse the keys of parties with which this party does not consent to run.
 
     A server that invents a party would learn the values meant for that party. The
-    party's own credential is compared in its form before the run assigned the party a
-    place.
+    party's own credential is compared as it was before the run assigned a place to the
+    party.
     """
     consent, (private_key, _) = call.party.consent, call.keys
     if consent is not None:
@@ -231,7 +231,7 @@ def open_inputs(call: Call) -> None:
 
 
 def check_arguments(call: Call) -> None:
-    """Refuse values that break the step's contract, after all are decrypted."""
+    """Refuse values that break the step's contract, once all values are decrypted."""
     request = call.step.contract.request
     call.arguments = structure(request, call.values, call.party.sizes)
 
@@ -310,7 +310,7 @@ def leave_round(call: Call) -> None:
 def keep_inputs(call: Call) -> None:
     """Store the digest of the inputs of a step that encrypts for other parties.
 
-    The other parties decrypt its values only if their inputs were the same.
+    The other parties decrypt the values of the step only if their inputs were the same.
     """
     if call.step.contract.seals:
         action, number = call.step.action, call.frame.round
@@ -359,7 +359,7 @@ def keep_predictions(call: Call) -> None:
     )
 
 
-# -- their orders ----------------------------------------------------------------------
+# -- the order of the guards -----------------------------------------------------------
 
 Guard = Callable[[Call], None]
 

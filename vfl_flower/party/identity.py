@@ -115,7 +115,7 @@ class Credential:
     n_parties: int  # 0 if unknown to the party
     public_key: bytes  # of the run (X25519), 32 bytes
     identity: bytes = NO_IDENTITY  # its long-term public key (Ed25519), 32 bytes
-    signature: bytes = bytes(SIGNATURE_BYTES)  # by that key, 64 bytes
+    signature: bytes = bytes(SIGNATURE_BYTES)  # made with that key, 64 bytes
 
     def signed(self, private: Ed25519PrivateKey, session: int) -> Credential:
         """Return this credential, signed for the run with number `session`."""
@@ -150,7 +150,7 @@ def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
 
 
 def _encoded(*fields: bytes | str | int) -> bytes:
-    """Return fields with their lengths: different lists have different encodings."""
+    """Return fields with their lengths, so that different lists stay different."""
     parts = [f if isinstance(f, bytes) else str(f).encode() for f in fields]
     return b"".join(len(p).to_bytes(_LENGTH_BYTES, "big") + p for p in parts)
 
@@ -336,7 +336,7 @@ def check_run(
             "a run with a seed is refused, since the server could repeat this party's "
             "random draws: to allow seeds, set 'allow-seed = true' in its consent.toml"
         )
-    if consent.peers is None or frame.peers is None:  # the keys still hold
+    if consent.peers is None or frame.peers is None:  # checked before, or never
         return
     if frame.credentials is None:
         raise PartyError("the server must forward the parties' signatures, but did not")

@@ -41,8 +41,8 @@ KEPT = 100  # runs that the journal keeps
 MOST_STATES = 20  # sessions whose state a party keeps, to resume them
 STATE_SECONDS = 86400.0  # after which a party discards a session: a day
 SURE_STATES, MOST_BYTES = 5, 2**30
-"""The latest `SURE_STATES` sessions keep their states whatever the size. Earlier
-sessions keep theirs as long as the states take at most `MOST_BYTES` in total."""
+"""The latest `SURE_STATES` sessions keep their states, whatever their size. Earlier
+sessions keep their states as long as all states take at most `MOST_BYTES` in total."""
 
 _COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
 _TABLES = (
@@ -96,7 +96,7 @@ class Journal:
     session: int = -1  # the last session; a run may start several in succession
     round: int = 0  # the last round that was answered
     digest: bytes = b""  # of the request of that round
-    reply: bytes = b""  # digest of the reply to it
+    reply: bytes = b""  # digest of the reply to that request
     messages: int = 0  # answered in the run
     n_bytes: int = 0  # of the replies
     sessions: int = 0
@@ -146,9 +146,9 @@ class Journal:
         the session state can be opened only with the key in the next message, and
         otherwise b"".
 
-        Raises PartyError if the run has started too many sessions, since each session
-        can request a step that is answered only once, or if the party has discarded the
-        state of the session.
+        Raises PartyError if the party has discarded the state of the session, or if the
+        run has started too many sessions: each session can request a step that is
+        answered only once per session.
         """
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:
@@ -170,7 +170,7 @@ class Journal:
         return bytes(self._state("public_key"))
 
     def _adopt(self, session: int) -> bool:
-        """Move a session from an earlier run to this run; return whether it exists."""
+        """Move a session from an earlier run to this run; return whether one exists."""
         query = "SELECT run FROM sessions WHERE session = ?"
         if (known := self._value(query, session)) is None:
             return False
@@ -207,7 +207,7 @@ class Journal:
         memory.restore(vault.open(b"state", content), array, key)
 
     def _state(self, column: str) -> bytes:
-        """Return a column of the session's state; raise PartyError if there is none."""
+        """Return a column of the session's state; raise PartyError without a state."""
         query = f"SELECT {column} FROM locked_states WHERE run = ?"
         if (content := self._value(query, self._run)) is None:
             raise PartyError(
@@ -327,7 +327,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
                 db.execute(forget, bounds)
             added = row_sets.count_sets(db) > n_sets
             db.execute("COMMIT")
-            if added:  # after it: an anchor ahead of the journal would stop the party
+            if added:  # after COMMIT: an anchor ahead of it would stop the party
                 row_sets.write_anchor(path, row_sets.count_sets(db))
 
 

@@ -137,7 +137,7 @@ class Memory:
         return f"{self._session['session']:016x}" if self._session else ""
 
     def open(self, session: int) -> bytes:
-        """Start a session and return its public key; repeated calls return the same."""
+        """Start a session and return its public key, the same key in repeated calls."""
         if self.place[0] != session:
             private = new_private_key()
             self.forget()
@@ -189,7 +189,7 @@ class Memory:
                 raise PartyError(f"the {name} changed during the run")
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
-                raise PartyError(f"sum {wanted.sum} of {name} would reuse earlier masks")
+                raise PartyError(f"sum {wanted.sum} of {name} would reuse old masks")
         party.index, party.n_parties = frame.index, frame.parties
         party.session = frame.session
         party.keys_digest = hashlib.sha256(peers).digest()
@@ -233,7 +233,7 @@ class Memory:
         return order
 
     def _shared(self, party: Party) -> dict[str, Array]:
-        """Return which rows were counted in the run so far, by kind."""
+        """Return the rows counted in the run so far, by kind."""
         return {
             key.removeprefix(SHARED): unpack_rows(bits, party.n_rows)
             for key, bits in self._session.items()
@@ -282,7 +282,7 @@ class Memory:
 
         `inputs` is as in :meth:`repeats`, and `reply` is the digest of the reply.
         Raises PartyError if a repeated request gets a different reply: under the same
-        masks the two replies would reveal their difference.
+        masks, the two replies would reveal their difference.
         """
         session = self._session
         if "peers" not in session:

@@ -1,4 +1,4 @@
-"""The only reader and writer of a party's local models.
+"""Reading and writing a party's local models, which no other module does.
 
 A local model stays in the party's ``state-dir``, where a later prediction run loads it.
 It can contain the party's secret seeds, so only its model id is ever logged.
@@ -39,7 +39,7 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """A text that is a plain number, which no spreadsheet reads as a formula."""
 
 CHECKSUM = 64
-"""Bytes of the checksum at the end of a file: a SHA-256 in hexadecimal digits."""
+"""Length of the checksum at the end of a file: a SHA-256 in hexadecimal digits."""
 
 
 @shapes_only
@@ -166,7 +166,7 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
         raise PartyError(f"{what} is damaged: its checksum is wrong")
     try:
         part = _unpacked(data)
-    except Exception as error:  # a right checksum proves nothing about the content
+    except Exception as error:  # a correct checksum proves nothing about the content
         logger.error("%s on reading %s", type(error).__name__, path)
         reason = f"is not a local model in format {FORMAT}"
         raise PartyError(f"{what} {reason}") from None

@@ -88,7 +88,7 @@ class Party:
         the models are lost when the run ends.
     consent : Consent, optional
         The values that may leave the party besides sums over three or more parties;
-        default: none, or all in a run in one process.
+        default: no values, or all values if the run takes place in one process.
     checked : bool
         Whether to skip the checks, as the loader does for data from its cache.
 
@@ -142,7 +142,7 @@ class Party:
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
     private_draws: bool = field(default=False, init=False)
-    """Whether random streams derive from `run_secret`, since the run has no seed."""
+    """Whether random streams are derived from `run_secret`: the run has no seed."""
     run_secret: bytes = field(default=b"", init=False)
     session: int = field(default=0, init=False)
     keys_digest: bytes = field(default=b"", init=False)
@@ -161,7 +161,7 @@ class Party:
     new_order: tuple[RowOrder, bool] | None = field(default=None, init=False)
     """A row order to store in `state_dir`, and whether runs may use it at once."""
     source: Source | None = field(default=None, init=False)
-    """The source of its rows, unless the caller passed them."""
+    """The source of the rows; None if the caller passed the rows."""
     shared: dict[str, Array] = field(default_factory=dict, init=False)
     """Rows that :meth:`share` has counted in the run, by kind; bool, shape (n,)."""
     releases: Releases | None = field(default=None, init=False)
@@ -308,7 +308,7 @@ class Party:
         return any(entry.get("later") for entry in entries)
 
     def lets(self, kind: Kind) -> bool:
-        """Return whether the party's consent allows a kind of value to leave it."""
+        """Return whether the party's consent lets a kind of value leave the party."""
         return self.consent is None or kind in self.consent.leaves
 
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
@@ -344,7 +344,7 @@ class Party:
     ) -> None:
         """Raise PartyError unless a step may add up these rows for others.
 
-        rows: row numbers, shape (m,), possibly repeated; default: all of the session's.
+        rows: row numbers, shape (m,), possibly repeated; default: all of the session.
         weights: weights of these rows, shape (m,); default: 1.
         by_choice: whether the party itself has removed or added rows; the set is then
             recorded, and may differ from an earlier set by only a few rows.

@@ -45,7 +45,7 @@ DISTINCT = (
 )
 
 BLOCK = 2**14
-"""Ids that are digested at a time: the texts of all ids need not fit in memory."""
+"""Number of ids digested at a time: not all ids need to fit in memory as text."""
 
 
 def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
@@ -55,9 +55,9 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     2. Text is put in Unicode normal form NFKC and stripped of surrounding white space.
     3. Nothing else is changed: "A7" and "a7", "7" and "007", "7" and "7.0" differ.
 
-    Raises PartyError if there are no ids, an id is neither an integer nor text, is
-    empty or missing (like "nan" and "NA"), or is repeated. The error gives the number
-    of such ids, but names no id.
+    Raises PartyError if there are no ids, or if an id is neither an integer nor text,
+    is empty or missing (like "nan" and "NA"), or is repeated. The error states the
+    number of such ids, but names no id.
     """
     if ids is None:
         raise PartyError(
@@ -92,7 +92,7 @@ class RowOrder:
 
     @property
     def digest(self) -> str:
-        """Name and tag, which parties compare: a digest of ids could be guessed."""
+        """Name and tag to compare: from a digest of ids, the ids could be guessed."""
         return f"alignment {self.name} {self.tag}"
 
     @property
@@ -134,8 +134,8 @@ def save_order(folder: Path, order: RowOrder, accepted: bool = False) -> None:
     """Store an order in a party's ``state-dir``, under an unused name.
 
     Unless it is `accepted` at once, runs may not use it before :func:`accept_order`.
-    Raises PartyError if the name is invalid or in use, or the folder cannot be written
-    to.
+    Raises PartyError if the name is invalid or in use, or if the folder is not
+    writable.
     """
     target = _path(folder, order.name)
     if target.exists():

@@ -6,8 +6,8 @@ data: a set must equal an earlier set, or differ from every earlier set by many 
 also records the parties of each sum: two sums, with and without one party, reveal that
 party's contribution.
 
-Rows are identified by keyed tags of their ids, whatever the order of the file, or, in a
-file without ids, by their positions.
+Rows are identified by keyed tags of their ids, so that the order of the file does not
+matter. In a file without ids, rows are identified by their positions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ANCHOR = "journal.anchor"
 was lost, or restored from a backup."""
 
 MOST_OF_ID = 2**10  # characters of an id that distinguish rows
-FEW_SETS = 30  # maximum number of row sets if a twentieth of the rows is less
+FEW_SETS = 30  # maximum number of row sets if a twentieth of the rows is fewer
 
 WEIGHTED = 2
 """In sets with weights, a row with 1 / k of the sum of squares counts as one of 2 k
@@ -136,7 +136,7 @@ class RowSet:
     def size(self) -> float:
         """Number of rows.
 
-        In a weighted set, a row with a tenth of the squares counts as one of 20.
+        In a weighted set, a row with a tenth of the sum of squares counts as one of 20.
         """
         return self.squares * (1 if self.weights is None else WEIGHTED)
 

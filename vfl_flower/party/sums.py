@@ -31,9 +31,9 @@ CLIPPED = "the number of clipped values"
 class PartySums:
     """The sums of one message, at one party.
 
-    Each addend goes to the server, where the masks cancel; ``to`` a party, which alone
-    can remove the pad; or by ``relay`` to the next party, encrypted, after this party
-    has added it to the addends that it received under the same name.
+    Each addend is sent to the server, where the masks cancel; with ``to``, to a party,
+    which alone can remove the pad; or with ``relay``, encrypted, to the next party,
+    after this party has added the addends that it received under the same name.
     """
 
     private_key: bytes
@@ -159,11 +159,11 @@ class PartySums:
     ) -> bytes | None:
         """Mask or encrypt in place the values that `step` sends only in sums.
 
-        `sizes` are the party's. If there are sums, returns the masked number of values
-        that were clipped to their bounds. If the server knew this number for a single
-        party, it could find the party's values by requesting one bound after another.
-        Raises PartyError if the server did not request a sum, or requested it without
-        protection.
+        `sizes` are the sizes of the party's data. If there are sums, returns the masked
+        number of values that were clipped to their bounds. If the server knew this
+        number for a single party, it could find the party's values by requesting one
+        bound after another. Raises PartyError if the server did not request a sum, or
+        requested a sum without protection.
         """
         clipped, counts = 0, False
         for name in list(reply):
