@@ -1,4 +1,4 @@
-"""The permitted content of messages: the types of a step's parameters and its reply.
+"""The permitted content of messages: the types of a step's parameters and of its reply.
 
 A step declares these types once, as the annotations of its function. The same
 declaration checks each request at the party and each reply at the server, and states

@@ -39,7 +39,7 @@ def refusing_files(what: str, path: Path) -> Iterator[None]:
 
 
 class FederationError(RuntimeError):
-    """The parties do not fit together, or cannot do what the strategy needs.
+    """The parties are incompatible, or do not meet the requirements of the strategy.
 
     Examples
     --------

@@ -72,7 +72,7 @@ class RunFrame:
     credentials: bytes | None = None  # signed by parties, with the keys
     signed: bytes | None = None
     """All parties' signatures on the list of their keys; in the second message."""
-    model: str | None = None  # its id, if the run works with one
+    model: str | None = None  # id of the model, if the run uses one
     columns: list[str] | None = None
     """Digests of the column names in the common order of all parties; sent in the first
     message if the order of a party differs."""

@@ -17,7 +17,7 @@ request the step. For example:
 ...     return {"total": party.X[:, column].sum(keepdims=True)}
 
 ``parties.ask(column_total.summing(total=100.0), column=2)`` asks all parties. In such a
-call mypy reports unknown parameters and parameters of the wrong type.
+call, mypy reports unknown parameters and parameters of the wrong type.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def each(values: Sequence[T | None]) -> T:
     """Give each party a separate value for one parameter of a step.
 
     There is one value per party, in party order; None leaves the parameter out. For the
-    type checker the result has the type of the parameter.
+    type checker, the result has the type of the parameter.
     """
     return cast(T, Each(tuple(values)))
 
@@ -156,8 +156,8 @@ class Reveals:
     """One of the kinds that a party's consent names."""
     when: str = ""
     """A parameter of the step, or a field of a parameter. The step reveals the kind
-    only if the parameter is given, true or above 0; after "not ", only if it is not.
-    "": the step always reveals the kind."""
+    only if this value is present and is neither False nor 0. With the prefix "not ",
+    the step reveals the kind in all other cases. "": the step always reveals it."""
     times: str = ""
     """A parameter of the step that states how often the kind leaves. "": once."""
     optional: bool = False
@@ -185,7 +185,7 @@ reveals = Reveals
 """The decorator by which a step declares a kind that it reveals."""
 
 SumRows = Literal["session", "request", "earlier", "party", "none"]
-"""The rows that a step adds up, and so who chooses the rows; see :func:`sums_over`."""
+"""The origin of the rows that a step adds up; see :func:`sums_over`."""
 
 
 def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:

@@ -37,9 +37,9 @@ KINDS: dict[Kind, str] = {
     "curves": "means of labels and predictions, each over 20 rows or more, or counts "
     "of rows by true and predicted class, sent to the server",
 }
-"""The kinds in words."""
+"""Descriptions of the kinds."""
 
-LEAST_ROWS = 20  # minimum rows behind a number that reveals little of each row
+LEAST_ROWS = 20  # least rows behind a number that reveals little about each
 SERVER = "server"  # means the server in the list of dealers in a ``consent.toml``
 LEAST_PARTIES = 3  # minimum number of parties in a sum, without consent to two
 
@@ -67,12 +67,12 @@ OF_TWO = (
 class Terms:
     """The needs of a run, declared by a strategy and compared with parties' consents.
 
-    A server may declare them falsely, so a party enforces its rules at each step.
+    A server can declare false needs, so a party enforces its rules at each step.
     """
 
     needs: Sequence[Kind] = ()  # kinds that must leave the parties beyond sums
     wants: Sequence[Kind] = ()
-    """Further kinds that may leave the parties; without them the run does less."""
+    """Further kinds that may leave the parties; without these, the run does less."""
     less: Text = ""  # a sentence that suggests a setting that reveals less, if any
     computing: Computing | None = None  # who computes products on secret shares
     seeded: bool = False  # whether the run has a seed, as ``hello`` reports it

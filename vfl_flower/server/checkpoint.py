@@ -1,8 +1,8 @@
 """The progress of a run on the server's disk, from which a killed run can resume.
 
-A protocol depends only on the draws of the server and on the replies of the parties. On
-resume it is executed again from the start: the checkpoint repeats the draws, and
-replays the stored round trips. Strategies need no code for this.
+A protocol depends only on the draws of the server and on the replies of the parties.
+When a run resumes, its protocol is executed again from the start: the checkpoint
+repeats the draws, and replays the stored round trips. Strategies need no code for this.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Checkpoint:
 
     @functools.cached_property
     def seed(self) -> int:
-        """Seed for runs without a given seed: all strategies hold out the same rows."""
+        """Seed without a given seed, so that all strategies hold out the same rows."""
         return self.number()
 
     @property

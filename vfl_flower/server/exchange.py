@@ -87,8 +87,8 @@ class Exchange:
     process for the same step would delay the next step.
 
     If a SuperNode is killed after it has announced a reply, Flower's grid waits three
-    minutes for the rest of it. Therefore a thread fetches each reply, and a delayed
-    reply is ignored if its node is not connected.
+    minutes for the rest of the reply. Therefore a thread fetches each reply, and a
+    delayed reply is ignored if its node is not connected.
     """
 
     def __init__(

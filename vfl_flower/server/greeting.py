@@ -33,7 +33,7 @@ _ALIGN = (
 
 
 class Greeter:
-    """Greets the parties; has their `replies` and `names` by node, in party order."""
+    """Greets the parties; `replies` and `names` are stored by node, in party order."""
 
     def __init__(
         self, exchange: Exchange, session: int, partition: str, terms: Terms
@@ -267,7 +267,7 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
 
 
 def _named(failure: PartyFailed) -> PartyFailed:
-    """Return a failure in ``hello`` under the party's name, if the reason has it."""
+    """Return a failure in ``hello`` under the party's name, if the reason states it."""
     match = re.search(r"\bparty '([^']+)'", failure.reason)
     if match is None or not is_name(match[1]):
         away = failure.reason.startswith(("not connected", "no reply"))

@@ -58,7 +58,7 @@ class Parties(Sequence[PartyInfo]):
     it trains. If the parties hold different rows, `columns` contains the digests of
     their column names in the common order (empty without names), `column_kinds` the
     kind of each column of a file, and `column_widths` the number of columns of X that
-    it becomes; `gaps` states whether a party has missing values.
+    the column becomes; `gaps` states whether a party has missing values.
 
     Raises FederationError for fewer than two parties or for incompatible parties,
     and PartyFailed if a party cannot load its data or does not answer in time.
@@ -406,8 +406,8 @@ class Parties(Sequence[PartyInfo]):
 
         One hop along all trees is one round trip. The root sends its own addend to
         itself. The step's parameter ``send`` gets the names of the arrays that a party
-        must send. Raises ValueError if a tree lacks a party, since the masks of the
-        other parties would not cancel, and PartyFailed as :meth:`ask` does.
+        must send. Raises PartyFailed as :meth:`ask` does, and ValueError if a tree
+        lacks a party, since the masks of the other parties would not cancel.
         """
         _check_named(args)
         step, number = question.step, self._round + 1

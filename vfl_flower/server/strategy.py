@@ -1,4 +1,4 @@
-"""A Flower strategy that runs a protocol, written from top to bottom."""
+"""A Flower strategy that runs a protocol written as a single method."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class ProtocolResult(Result):
     seconds : float
         Time from the start to the end of the run in this process.
     traces : dict of str to list of (int, int, float)
-        The course of an iterative solver: for each metric its values, each with the
-        number of round trips and bytes so far.
+        The course of an iterative solver: for each metric, its values, each with the
+        numbers of round trips and bytes so far.
     warnings : tuple of str
         Reasons why the model may be worse than it should be, such as a solver that did
         not converge.
@@ -376,7 +376,7 @@ class ProtocolStrategy(Strategy):
 
     @property
     def works_with(self) -> str | None:
-        """Id of the model whose local models the parties load; None: none is loaded."""
+        """Id of the model whose local models the parties load; None: no models."""
         return None
 
     @property
