@@ -84,7 +84,7 @@ def vkmc_sensitivities(
     Each sensitivity is at most 4 alpha, and the sum over all rows is G^(j) =
     2 alpha (1 + k). At cost 0 the first two terms are 0.
 
-    The cost is 10 if rows 0 and 4 form a cluster with centre 1, and row 9 another.
+    The cost is 10 if rows 0 and 4 form a cluster with centre 1, and row 9 is another.
 
     >>> summary = ClusterSummary(
     ...     np.array([[1.0], [9.0]]), np.array([2, 1]), np.array([10.0, 0.0])

@@ -21,7 +21,7 @@ MOST_BINS = 20
 """Maximum number of bins of a curve, and of classes of a confusion table."""
 
 LEAST_OF_CURVE = 100
-"""Minimum number of rows for a curve or table; below it, a mean is as informative."""
+"""Minimum number of rows of a curve or table; with fewer, a mean is as informative."""
 
 ROUNDING = 2.0**-40
 """Numbers that differ by less than this share of the largest are treated as equal."""

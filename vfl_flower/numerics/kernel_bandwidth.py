@@ -28,9 +28,9 @@ def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
 
     This factor has the lowest exact leave-one-out squared error of ridge regression on
     some of the rows and features. `angles`, (n, M), are summed over the parties and
-    belong to a bandwidth of `WIDEST` times the median distance's. `Y`, (n, C), contains
-    labels in the form that `fit` accepts, with classes as numbers. The result is
-    `WIDEST` if all labels drawn in a column are equal.
+    belong to `WIDEST` times the bandwidth from the median distance. `Y`, (n, C),
+    contains labels in the form that `fit` accepts, with classes as numbers. The result
+    is `WIDEST` if all labels drawn in a column are equal.
     """
     rows = rng.permutation(len(Y))[:TRIED_ROWS]
     sample, Y = angles[rows, :TRIED_FEATURES], Y[rows]

@@ -37,7 +37,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CONSTANT = 1e-12
-"""A variance of at most this share of the column's mean square is rounding error."""
+"""A variance of at most this share of the column's mean square is a rounding error."""
 
 Rule = float | Literal["auto", "paper"]
 """lambda itself, or the rule by which the first iteration sets it."""

@@ -151,8 +151,8 @@ def fit(
     `angles`, (n, M), are summed over the parties. `Y`, (n, C), is one column of -1 and
     +1; or one column per class (one-vs-rest), with one +1 in each row; or, for the
     square loss, any real columns. Each column must have two different values. `classes`
-    indicates whether `Y` holds classes; by default, `Y` does if all values are -1 or
-    +1.
+    indicates whether `Y` holds classes; by default, this holds if all values are -1
+    or +1.
 
     Without a `regularization`, :math:`\lambda` is chosen: for the square loss from
     `GRID` by exact leave-one-out, and for the other losses from `PATH` by

@@ -64,7 +64,7 @@ def initialise(
     to the first centroid. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
-    Given the centroids before it, the next centroid is either a D^2 draw from X that
+    Given the earlier centroids, the next centroid is either a D^2 draw from X that
     fell outside X_R, which has the law of a D^2 draw from X', or a new D^2 draw from
     X'. In both cases the centroid is a D^2 draw from X', so by induction the sequence
     of rows has the law of a fresh run on X'. Several consecutive requests are also
@@ -76,7 +76,7 @@ def initialise(
     fresh run.
 
     Adding is exact for rows A that do not depend on the draws. Let X' be X together
-    with A. Given the centroids before it, all of which were kept, c_j is a D^2 draw
+    with A. Given the earlier centroids, all of which were kept, c_j is a D^2 draw
     from X. Let y be a D^2 draw from X'. With probability phi_c(A; C) / phi_c(X'; C), y
     is in A, and is then a D^2 draw from A; otherwise it is a D^2 draw from X, like c_j.
     So taking y if it is in A, and c_j otherwise, gives a D^2 draw from X'. After the

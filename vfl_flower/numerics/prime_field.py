@@ -2,8 +2,8 @@
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
 Federated Clusters", ICLR 2023. Algorithm 2 sends S_i = sum_j q_j j^(i-1) instead of the
-sparse vector q. Here the numbers j are called points x_j, and the entries q_j values
-v_j.
+sparse vector q. Here the numbers j are called points x_j, and the entries q_j are
+called values v_j.
 """
 
 from __future__ import annotations

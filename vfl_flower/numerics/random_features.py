@@ -34,7 +34,7 @@ Kernel = Literal["gaussian", "laplacian"]
 """exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) with bandwidth s."""
 
 CHUNK = 64
-"""Number of features generated together. Changing it changes each seed's features."""
+"""Number of features generated together. If it changes, so do each seed's features."""
 
 TILE = 2**20
 """Number of values in a tile of partial products; smaller tiles are no faster."""

@@ -24,7 +24,7 @@ def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, A
 
 
 def training_rows(n: int, test_fraction: float, rows: int, seed: int) -> Array:
-    """Draw `rows` training rows from those of `split_rows`, and return them sorted.
+    """Draw `rows` of the training rows of `split_rows`; return their sorted numbers.
 
     Raises ValueError if `rows` is below 2 or above the number of training rows.
     """

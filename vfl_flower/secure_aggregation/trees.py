@@ -43,7 +43,7 @@ class Tree:
         return frozenset([self.root, *(a for hop in self.hops for a, _ in hop)])
 
     def subtrees(self) -> set[frozenset[int]]:
-        """Leaf sets, of more than one leaf each, of all sums formed at a party."""
+        """Leaf sets of all sums formed at a party; each set has at least two leaves."""
         return {leaves for _, _, leaves in self._sums()}
 
     def received(self) -> dict[int, list[frozenset[int]]]:

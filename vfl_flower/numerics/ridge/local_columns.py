@@ -1,4 +1,4 @@
-r"""Columns for a Gram matrix that a party derives from its own columns alone.
+r"""The columns that a party derives for a Gram matrix from its own columns alone.
 
 Whoever opens a Gram matrix can read a row if a known column, or a known combination of
 columns, is nonzero only in that row. So each column here has a *support*: at least
@@ -120,7 +120,7 @@ def fit_local_columns(
     most_leverage: float = 0.5,
     rng: np.random.Generator,
 ) -> LocalColumns:
-    """Choose the columns from a party's training rows X, (n, d), with NaN for missing.
+    """Choose columns by a party's training rows X, (n, d), whose missing values are NaN.
 
     There are at most `most` columns. Values come first. Intervals follow, as many per
     source column as the limit allows, but at most `bins`. At most `waves` frequencies

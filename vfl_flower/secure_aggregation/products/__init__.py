@@ -1,1 +1,1 @@
-"""Products of private matrices on shares of two parties, with the help of a dealer."""
+"""Products of private matrices, computed by two parties on shares, with a dealer."""

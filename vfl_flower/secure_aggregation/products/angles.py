@@ -1,4 +1,4 @@
-"""Shares of the cosine of a sum of angles, without anybody knowing the sum.
+"""Shares of the cosine of a sum of angles, where nobody knows the sum.
 
 Party l of T holds angles theta_l. A dealer gives each party a seed of random angles
 r_l, and gives parties 0 and 1 shares of cos r and sin r, where r = sum_l r_l. Each

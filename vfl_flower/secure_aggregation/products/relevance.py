@@ -1,9 +1,9 @@
-"""Relevance of columns for a kernel model, computed under shares.
+"""Relevance of columns for a kernel model, computed on shares.
 
 After a first round the label holder knows H, and another party knows Omega, its own
 block of the frequencies (:mod:`vfl_flower.numerics.ridge.relevance`). The party learns
 Omega^T B, where B is a random matrix from N(0, H) that the label holder draws, and
-nobody else learns anything. This takes one triple from the dealer
+nobody else learns anything. This requires one triple from the dealer
 (:mod:`vfl_flower.secure_aggregation.products.triples`). The party sends the opening of
 the triple, and the values that check the triple, with its columns of the first round.
 From Omega^T B it computes the relevance of its own columns, and scales these columns
@@ -120,7 +120,8 @@ def hidden_probes(
 def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
     """Return the relevance of each of a party's columns, shape (d,).
 
-    Raises ValueError if a message from the dealer or the label holder does not fit.
+    Raises ValueError if the dealer's message is for a different use or altered, or if
+    the label holder's message has the wrong size.
     """
     bits = deal.bits
     triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))

@@ -1,4 +1,4 @@
-"""The parties that compute a Gram matrix on shares, its columns, and their encoding."""
+"""The parties that compute a Gram matrix on shares, and the encoding of its columns."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ from vfl_flower.secure_aggregation.products.shares import (
 from vfl_flower.typing import Array
 
 OWNER = "owner"
-"""Distinguishes the dealer's message to an owner from that to a computing party."""
+"""Distinguishes the dealer's messages to owners from those to computing parties."""
 
 SACRIFICED = 40
 """Number of columns (rows) used only for a check. A wrong triple passes the check with
@@ -133,7 +133,7 @@ def hide_columns(
     and A_1. So the owner opens its columns in one message, and need not share them
     first. The columns are passed in whole blocks of rows, starting with block `first`.
     The result is uniform to anyone who knows only one of A_0 and A_1. Raises ValueError
-    if the dealer's message does not fit.
+    if the dealer's message is for a different use or altered.
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
     return _hidden(deal, [dealt.seed, dealt.correction.tobytes()], columns, first)
@@ -168,7 +168,7 @@ class _Triple:
 
 
 class GramTriple(_Triple):
-    """One party's role in computing one Gram matrix under shares.
+    """One party's role in computing one Gram matrix on shares.
 
     Open each block (:meth:`opening`), sum the openings of both parties, pass each block
     of this sum to :meth:`add`, and send or open the result (:meth:`share`,
@@ -227,7 +227,7 @@ class GramTriple(_Triple):
             yield combined(mask, factors, self.deal.bits)
 
     def proof(self, challenge: bytes, openings: tuple[Array, Array]) -> bytes:
-        """Return a digest that is the same at both parties if the triple is right.
+        """Return a digest that is the same at both parties if the triple is correct.
 
         `openings` are the results of :meth:`sacrifice` at party 0 and at party 1.
         """
@@ -340,7 +340,7 @@ class PredictionTriple(_Triple):
         return reduce(total, bits)
 
     def proof(self, challenge: bytes, opened: Array | None = None) -> bytes:
-        """Return a digest that is the same at both parties if the triple is right.
+        """Return a digest that is the same at both parties if the triple is correct.
 
         Only party 0 passes `opened`, which is U.
         """
