@@ -216,7 +216,7 @@ def _greeted(
 def _journal(
     party: Party, context: Context, allow_plain: bool
 ) -> AbstractContextManager[Journal | None]:
-    """Return the party's journal; None without a ``state-dir`` or in one process.
+    """Return the party's journal; None without ``state-dir``, or in a one-process run.
 
     A run in one process needs no journal, since the memory stays in that process.
     """
@@ -227,7 +227,7 @@ def _journal(
 
 
 def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:
-    """Return a copy of the party, with the strict default consent if it has none."""
+    """Return a copy of the party, with the strict default consent if there is none."""
     party = load(context)
     if not isinstance(party, Party):
         raise PartyError(f"load must return a Party, got {type(party).__name__}")

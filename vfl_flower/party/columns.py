@@ -1,6 +1,6 @@
 """The columns that a party declares if parties hold rows, and their order in a run.
 
-In ``hello`` the party sends the digest of each column's name, the column's kind, and a
+In ``hello``, the party sends the digest of each column's name, the column's kind, and a
 digest of the levels of text columns. It sends the names only if its consent allows
 that. If the column order differs between parties, the server sends all parties the
 first party's order.

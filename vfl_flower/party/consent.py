@@ -3,7 +3,7 @@
 Sums over three or more parties, and the few numbers that each step declares, may always
 leave a party. Every other value belongs to a kind in
 :data:`~vfl_flower.protocol.terms.KINDS`, and the party's ``consent.toml`` must name
-that kind. This file may also limit the number of different rows that leave in one run
+that kind. This file can also limit the number of different rows that leave in one run
 and over the life of the data. A kind without consent is refused before the step starts;
 too many rows are refused inside the step, when it calls ``party.share``.
 """
@@ -47,7 +47,7 @@ MOST_BYTES = 2**20  # maximum size of a ``consent.toml``, in bytes
 
 @dataclass(frozen=True)
 class Limit:
-    """Bounds on rows that leave as one kind, or on releases of the kind; None: none."""
+    """Bounds for one kind, on rows that leave or on releases; None: no bound."""
 
     run: Count | None = None  # in one run
     life: Count | None = None  # in all runs, over the life of the data
@@ -99,8 +99,8 @@ class Consent(_Rules):
     min_parties : int
         Minimum number of parties in a run.
     two_parties : bool
-        Whether to take part with only one other party, which can then compute this
-        party's contribution to each sum that it learns.
+        Whether to take part with only one other party. The other party can then compute
+        this party's contribution to each sum that the other party learns.
     allow_seed : bool
         Whether to take part in runs whose seed the server knows.
     trust_on_first_use : bool

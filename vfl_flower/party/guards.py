@@ -104,7 +104,7 @@ def recall_state(call: Call) -> None:
 
 
 def enter_round(call: Call) -> None:
-    """Refuse a request that is not the next one in the session; restore the party.
+    """Check that a request is the next one in the session, and restore the party.
 
     All later guards read the party's place, its keys and the states of its steps, which
     are restored here.
@@ -113,7 +113,7 @@ def enter_round(call: Call) -> None:
 
 
 def check_strategy(call: Call) -> None:
-    """Refuse a step unless the party takes part in a strategy and task with this step.
+    """Refuse a step unless the party takes part in a strategy and task that use it.
 
     All steps of a session must belong to one strategy: a mixture of steps could reveal
     values that each strategy hides.
@@ -246,7 +246,7 @@ def check_repetition(call: Call) -> None:
 
 
 def check_kinds(call: Call) -> None:
-    """Refuse a kind that the consent does not name, or continue without it.
+    """Refuse a kind that the consent does not name, or continue without this kind.
 
     Kinds that describe no single row are counted here. Rows are counted in
     ``Party.share``, when the step knows which rows it reveals.

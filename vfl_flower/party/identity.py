@@ -4,8 +4,8 @@ The public keys of a run pass through the server, which could replace them with 
 keys and decrypt values meant for a party. So each party has an Ed25519 key in its
 ``state-dir``, signs its run key with it, and knows the public keys of its peers from a
 file that does not come from the server. A signature proves that the holder of a key
-joined the run under a name; it does not prove that the holder is honest, or that it
-does not collude with the server.
+joined the run under a name; it does not prove that the holder is honest, or that
+the holder does not collude with the server.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def parse_credentials(packed: bytes, peers: bytes) -> list[Credential]:
     """Return the credentials that :func:`pack_credentials` packed.
 
     `peers` are the run keys of the parties. Raises ContractError unless there is one
-    credential for each.
+    credential for each key.
     """
     try:
         fields = zip(*[iter(_fields(packed))] * 5, strict=True)

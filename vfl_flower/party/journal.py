@@ -141,14 +141,14 @@ class Journal:
 
         If a restarted server resumes a session in a new run, the session moves to that
         run with all its counts: the earlier run can no longer use it. A session in
-        which nothing was answered yet gets new keys, unless the server states, by
-        `goes_on`, that it has the key of the state. Returns the party's public key if
-        the session state can be opened only with the key in the next message, and
+        which no message has been answered yet gets new keys, unless the server states,
+        by `goes_on`, that it has the key of the state. Returns the party's public key
+        if the session state can be opened only with the key in the next message, and
         otherwise b"".
 
         Raises PartyError if the party has discarded the state of the session, or if the
-        run has started too many sessions: each session can request a step that is
-        answered only once per session.
+        run has started too many sessions: each new session can again request the steps
+        that are answered only once per session.
         """
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:

@@ -1,6 +1,6 @@
 """Reading and writing a party's local models, which no other module does.
 
-A local model stays in the party's ``state-dir``, where a later prediction run loads it.
+A local model stays in the party's ``state-dir``, and later prediction runs load it.
 It can contain the party's secret seeds, so only its model id is ever logged.
 """
 
@@ -183,7 +183,7 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
 
 
 def list_parts(folder: Path) -> list[str]:
-    """Return the ids of the local models, sorted; raise PartyError if unreadable."""
+    """Return the sorted ids of the local models; raise PartyError if reading fails."""
     names: list[str] = []
     what = "the state-dir of this party cannot be read"
     with refusing_files(what, folder), suppress(FileNotFoundError):

@@ -27,7 +27,7 @@ from vfl_flower.typing import Array
 S = TypeVar("S")
 
 MOST_NUMBERS = 2**22
-"""Numbers that a message may request of a party of any size; see `Party.afford`."""
+"""Number of values that a party of any size accepts in a request; see `afford`."""
 
 
 @shapes_only
@@ -142,7 +142,7 @@ class Party:
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
     private_draws: bool = field(default=False, init=False)
-    """Whether random streams are derived from `run_secret`: the run has no seed."""
+    """Whether `run_secret` determines the random streams, as in runs without a seed."""
     run_secret: bytes = field(default=b"", init=False)
     session: int = field(default=0, init=False)
     keys_digest: bytes = field(default=b"", init=False)
@@ -151,7 +151,7 @@ class Party:
     agree: Callable[[int], bytes] | None = field(default=None, init=False)
     """Maps a peer's index to 32 bytes that only that peer and this party know."""
     allow_plain: bool = field(default=False, init=False)
-    """Whether the party takes part in protocols that do not protect it."""
+    """Whether the party takes part in protocols that do not protect its data."""
     encoding: dict[str, Any] | None = field(default=None, init=False)
     """The conversion of the file's columns to the columns of `X`; stored with local
     models."""
@@ -359,8 +359,8 @@ class Party:
     def tags(self, rows: Array, key: bytes) -> Array:
         """Return the sorted tags (uint64) that identify rows over the life of the data.
 
-        They are hashes of ids under `key`, known only to the party. Raises PartyError
-        if the rows have no ids.
+        They are hashes of ids under `key`, which only the party knows. Raises
+        PartyError if the rows have no ids.
         """
         ids = self.read_ids()
         if ids is None:
@@ -387,10 +387,10 @@ class Party:
             )
 
     def remember(self, state: object) -> None:
-        """Store a state for later steps; it replaces an earlier state of its class.
+        """Store a state for later steps, replacing an earlier state of the same class.
 
         The state should be small, since each message carries it between processes.
-        Raises TypeError if its class is not declared with :func:`stored_as`, or has a
+        Raises TypeError if the class is not declared with :func:`stored_as`, or has a
         field that no message can carry.
         """
         name = _name_of(type(state))
@@ -444,8 +444,8 @@ class Party:
     def rng(self, stream: str) -> np.random.Generator:
         """Return the random generator of one named stream of this party in this run.
 
-        It depends only on (seed, party, stream), or on a key of the stream if the run
-        has no seed, so a repeated step draws the same numbers.
+        The draws depend only on (seed, party, stream), or on a key of the stream if the
+        run has no seed, so a repeated step draws the same numbers.
         """
         if self.index is None:
             raise RuntimeError("rng must be called inside a step of a run")
@@ -458,8 +458,8 @@ class Party:
     def secret_bytes(self, stream: str, size: int) -> bytes:
         """Return secret bytes from one named stream, the same at each call.
 
-        If the run has no seed, they come from a cipher, and the draws of :meth:`rng` do
-        not reveal them.
+        If the run has no seed, the bytes come from a cipher, and the draws of
+        :meth:`rng` do not reveal them.
         """
         if self.index is None or not self.private_draws:
             return self.rng(stream).bytes(size)

@@ -87,7 +87,7 @@ class RowOrder:
 
     @classmethod
     def of(cls, name: str, tag: str, salt: bytes, ids: Sequence[bytes]) -> RowOrder:
-        """Return the order of ids, in the form that :func:`normal_ids` returns."""
+        """Return the order of these ids, which :func:`normal_ids` has returned."""
         return cls(name, tag, salt, _digests(salt, ids))
 
     @property

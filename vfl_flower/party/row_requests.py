@@ -100,7 +100,7 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
 
 
 def read_requests(folder: Path | None, name: str) -> dict[int, str]:
-    """Return a file's requests by line number; raise PartyError if it is not text."""
+    """Return a file's requests by line number; raise PartyError unless it is text."""
     path = None if folder is None else folder / name
     if path is None or not path.exists():
         return {}

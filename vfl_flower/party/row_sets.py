@@ -67,12 +67,12 @@ TABLES = (
     id INTEGER PRIMARY KEY, bits BLOB, weights BLOB)""",
     "CREATE TABLE IF NOT EXISTS row_journal (inode INTEGER)",
 )
-"""The tags of all rows, by number; the row numbers of each order, and its set; the row
-sets; and the inode of the journal in which they were written."""
+"""The tags of all rows, by number; the row numbers and the row set of each order; all
+row sets; and the inode of the journal in which they were written."""
 
 
 def _refusal(reason: str, *values: object) -> PartyError:
-    """Log the reason for a refusal; return the error, which does not contain it."""
+    """Log the reason for a refusal; return an error without the reason."""
     log.error(f"a request is refused: {reason}", *values)
     return PartyError(
         "this party refuses to add up the rows of the request: see its log"

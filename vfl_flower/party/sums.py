@@ -148,7 +148,7 @@ class PartySums:
     def _sealed(self, step: Step[..., Any], to: int, name: str, data: bytes) -> Array:
         """Encrypt bytes for a party that runs this step with the same inputs.
 
-        Every party runs a step that encrypts, so each can compute the digest.
+        Every party runs a step that encrypts, so each party can compute the digest.
         """
         bound = f"{name} {self.common.hex()}"
         data = self.relay.seal(to, data, step.action, bound, self.frame.round)

@@ -40,7 +40,7 @@ class Vault:
         return nonce + self._cipher.encrypt(nonce, value, self._session + name)
 
     def open(self, name: bytes, locked: bytes) -> bytes:
-        """Return the value; raise PartyError if key, session or name does not match."""
+        """Return the value; raise PartyError if the key, session or name is wrong."""
         nonce, value = locked[:_NONCE_BYTES], locked[_NONCE_BYTES:]
         try:
             return self._cipher.decrypt(nonce, value, self._session + name)
