@@ -52,8 +52,9 @@ def common_digest(
 ) -> bytes:
     """Return the 32-byte digest of the inputs that all parties of a step must share.
 
-    `values` are the inputs by flat names, and `digests` the digests of the arrays among
-    them. Raises PartyError if this party's inputs do not have the announced digest.
+    `values` are the inputs by flat names, and `digests` are the digests of the arrays
+    among the inputs. Raises PartyError if this party's inputs do not have the announced
+    digest.
     """
     sha = hashlib.sha256()
     run = frame.seed, frame.private_draws, frame.masking, frame.model, frame.columns

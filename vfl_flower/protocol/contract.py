@@ -217,7 +217,7 @@ def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, 
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Return whether a message can carry such a value, and pydantic can check it."""
+    """Return whether messages can carry, and pydantic check, values of this type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Annotated, list, Sequence):
         return _is_plain(arguments[0])

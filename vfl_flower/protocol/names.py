@@ -35,7 +35,7 @@ def is_name(name: object) -> bool:
 def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
     """Return a suggestion for an unknown name, to append to an error.
 
-    For a name in a section of the known names, the suggestion is in that section.
+    If the name begins with a known section, only names in that section are suggested.
 
     >>> did_you_mean("Sise", ["seed", "size"])
     "; did you mean 'size'?"

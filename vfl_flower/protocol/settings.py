@@ -78,18 +78,18 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Its name in the run config."""
+        """The setting's name in the run config."""
         return self.name.replace("_", "-")
 
     @property
     def text(self) -> str:
-        """Its meaning: the docstring below its declaration."""
+        """The setting's meaning: the docstring below the declaration."""
         texts = (_docstrings(base).get(self.name, "") for base in self.strategy.__mro__)
         return " ".join(next(filter(None, texts), "").split())
 
     @property
     def meaning(self) -> str:
-        """Its text, preceded by its choices if the text does not quote them all."""
+        """The text, preceded by the choices if the text does not quote all of them."""
         if len(self.choices) < 2 or all(f'"{c}"' in self.text for c in self.choices):
             return self.text
         return f"{', '.join(self.choices)}. {self.text}"
