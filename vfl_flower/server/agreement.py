@@ -14,7 +14,7 @@ SHOWN = 5  # maximum number of column names that an error lists
 
 
 def how_matched(names: Sequence[str], statements: Sequence[Declared]) -> str:
-    """Describe how columns were matched; without a header the names are x0, x1, ..."""
+    """Describe how columns were matched; without a header, the names are x0, x1, ..."""
     most = max(len(said["columns"]) for said in statements) + OTHER_PLACES
     places = {column_digest(f"x{place}") for place in range(most)}
     pairs = zip(names, statements, strict=True)

@@ -44,7 +44,7 @@ _TABLES = (
 class Checkpoint:
     """The draws of the server, and the round trips of a run, in order.
 
-    Without a path nothing is stored, and the operating system supplies the draws.
+    Without a path, nothing is stored, and the operating system supplies the draws.
     `settings` are JSON values, and must be the same when the run resumes; `held` is the
     number of stored round trips. Raises FederationError if the file is unusable, is in
     use by another process, or belongs to a run with different settings or a different
@@ -97,7 +97,7 @@ class Checkpoint:
 
     @functools.cached_property
     def seed(self) -> int:
-        """Seed without a given seed, so that all strategies hold out the same rows."""
+        """Seed if none is given, so that all strategies hold out the same rows."""
         return self.number()
 
     @property
@@ -173,7 +173,7 @@ class Checkpoint:
             self._db.rollback()
 
     def end(self) -> None:
-        """Close the file and leave it unchanged: another process may resume the run."""
+        """Close the file and leave it unchanged: another process can resume the run."""
         if self._db is not None:
             self._db.close()
             self._db = None

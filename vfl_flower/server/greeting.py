@@ -46,7 +46,7 @@ class Greeter:
         self.from_checkpoint = False
 
     def greet(self, n_parties: int, source: str = "") -> None:
-        """Greet `n_parties` nodes; 0: all connected nodes.
+        """Greet `n_parties` nodes, or all connected nodes if `n_parties` is 0.
 
         `source` states the origin of the number. Raises FederationError if the parties
         cannot be put in order, refuse the run or use a different version, and

@@ -81,11 +81,11 @@ class Ledger:
     )
 
     def entry(self, action: str, party: str) -> Entry:
-        """Return the entry of an action and a party; create it if it is new."""
+        """Return the entry of an action and a party; create a missing entry."""
         return self.entries.setdefault((action, party), Entry(action, party))
 
     def rename(self, names: dict[str, str]) -> None:
-        """Rename parties by the mapping `names`, and put them in its order."""
+        """Rename parties by the mapping `names`, and put them in that order."""
         place = {party: order for order, party in enumerate(names, start=1)}
         before = sorted(self.entries.values(), key=lambda e: place.get(e.party, 0))
         self.entries = {}

@@ -48,11 +48,11 @@ class Parties(Sequence[PartyInfo]):
     """The parties of one run, in index order; sends all requests to them.
 
     The constructor makes the first round trip, ``hello``; the keys of all parties are
-    sent with the next message. Without a `seed` the parties draw from their operating
-    systems. If `n_parties` is 0, all connected parties take part, and there must be at
-    least ``terms.parties``. The parties load their local models of `model`, whose
-    columns have the order `columns` (by default the first party's order). If `steps`
-    are given, no other step may be requested.
+    sent with the next message. Without a `seed`, the parties draw from their operating
+    systems. If `n_parties` is 0, all connected parties take part, and at least
+    ``terms.parties`` must be connected. The parties load their local models of `model`,
+    whose columns have the order `columns` (by default the first party's order). If
+    `steps` are given, no other step may be requested.
 
     `session` is the random 63-bit number of this session, and the id of the model that
     it trains. If the parties hold different rows, `columns` contains the digests of
@@ -514,7 +514,7 @@ class Parties(Sequence[PartyInfo]):
         return replies
 
     def _signatures(self, j: int) -> bytes | None:
-        """Return all parties' signatures for the second message to j; None later."""
+        """Return all parties' signatures for the second message to party j, or None."""
         if j not in self._unproven or len(self._signed) < len(self):
             return None
         self._unproven.remove(j)

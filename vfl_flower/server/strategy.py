@@ -192,17 +192,17 @@ class ProtocolStrategy(Strategy):
     """Whether a party may use all of its rows to encode its columns: to list the levels
     of a text column, or to replace a missing value with the mean."""
     fills: ClassVar[bool] = False
-    """Whether it fills missing values with means over all parties (with split rows)."""
+    """Whether missing values of split rows are replaced with means over all parties."""
     resumable: ClassVar[bool] = True
     """Whether a killed run can resume; otherwise the next run completes it."""
     steps: ClassVar[Steps] = ()
-    """All steps that it requests, in the order of the protocol."""
+    """All steps that the strategy requests, in the order of the protocol."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
     """Steps that only evaluate the model."""
     labelled: ClassVar[bool] = False  # whether it learns from labels
     numeric: ClassVar[bool] = False  # whether labels must always be numbers
     question: ClassVar[str] = ""
-    """The title of its report; "{label}" stands for the name of the label column."""
+    """The title of the report; "{label}" stands for the name of the label column."""
     explained: ClassVar[Mapping[str, Metric]] = {}  # what its metrics mean, by name
     _watch: ClassVar[Watch | None] = None
 
