@@ -190,7 +190,7 @@ class Circle(Group):
         return np.dtype(f"<u{self.bits // 8}")
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Return elements in units of ``2^-bits`` turns, and 0, since none is clipped.
+        """Return elements in units of ``2^-bits`` turns, and 0, as nothing is clipped.
 
         `values` are finite floats in turns, or an array of elements of exactly `dtype`,
         which is returned without a copy. Raises ValueError for other values.

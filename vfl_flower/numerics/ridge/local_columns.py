@@ -120,7 +120,7 @@ def fit_local_columns(
     most_leverage: float = 0.5,
     rng: np.random.Generator,
 ) -> LocalColumns:
-    """Choose columns by a party's training rows X, (n, d), whose missing values are NaN.
+    """Choose columns from a party's training rows X, (n, d); missing values are NaN.
 
     There are at most `most` columns. Values come first. Intervals follow, as many per
     source column as the limit allows, but at most `bins`. At most `waves` frequencies

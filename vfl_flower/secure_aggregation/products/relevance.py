@@ -1,6 +1,6 @@
 """Relevance of columns for a kernel model, computed on shares.
 
-After a first round the label holder knows H, and another party knows Omega, its own
+After a first round, the label holder knows H, and another party knows Omega, its own
 block of the frequencies (:mod:`vfl_flower.numerics.ridge.relevance`). The party learns
 Omega^T B, where B is a random matrix from N(0, H) that the label holder draws, and
 nobody else learns anything. This requires one triple from the dealer
@@ -121,7 +121,7 @@ def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
     """Return the relevance of each of a party's columns, shape (d,).
 
     Raises ValueError if the dealer's message is for a different use or altered, or if
-    the label holder's message has the wrong size.
+    the label holder's message is malformed.
     """
     bits = deal.bits
     triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))

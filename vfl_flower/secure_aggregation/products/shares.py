@@ -2,10 +2,10 @@
 
 Parties 0 and 1 are the computing parties. A matrix X is shared if party j has [X]_j,
 for j = 0, 1, and X = [X]_0 + [X]_1 modulo 2^k; each share alone is uniform. A dealer,
-who sees nothing of what the parties exchange, gives them correlated randomness (D.
-Beaver, "Commodity-based cryptography", STOC 1997). This randomness is mostly a seed,
-which a party expands block by block. A correction provides the values that do not
-follow from seeds alone.
+who sees no message between the parties, gives them correlated randomness (D. Beaver,
+"Commodity-based cryptography", STOC 1997). This randomness is mostly a seed, which a
+party expands block by block. A correction provides the values that do not follow from
+seeds alone.
 
 Every stream is bound to its use, a :class:`Deal`: in a different run, step, round, half
 or shape, the same seed gives different elements, so that no mask ever hides two values.
@@ -105,7 +105,7 @@ class Deal:
     def elements(
         self, seed: bytes, name: str, block: int, shape: tuple[int, ...], bits: int = 0
     ) -> Array:
-        """Expand a seed to uniform integers of the given shape, always the same.
+        """Expand a seed to the same uniform integers of the given shape at each call.
 
         The integers are ChaCha20 output under a key derived from seed, use, name and
         block; the name distinguishes the purposes of integers within this use. With 16
