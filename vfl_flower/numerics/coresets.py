@@ -53,8 +53,9 @@ def cluster_summary(
 ) -> ClusterSummary:
     """Cluster a party's rows X^(j), (n, d), and summarise the nonempty clusters.
 
-    Algorithm 3, lines 2-8. "lloyd" is k-means++ seeding followed by Lloyd's iteration;
-    "seeding" is only the seeding, an O(ln k) approximation that [1] mentions.
+    This is Algorithm 3, lines 2-8. "lloyd" is k-means++ seeding followed by Lloyd's
+    iteration; "seeding" is only the seeding, an O(ln k) approximation that [1]
+    mentions.
     """
     centers = seed_centers(blocks, k, rng)
     if method == "lloyd":
@@ -82,9 +83,10 @@ def vkmc_sensitivities(
         alpha |x_i - c_l|^2 / cost + alpha cost_l / (|B_l| cost) + 2 alpha / |B_l|.
 
     Each sensitivity is at most 4 alpha, and the sum over all rows is G^(j) =
-    2 alpha (1 + k). At cost 0 the first two terms are 0.
+    2 alpha (1 + k). At cost 0, the first two terms are 0.
 
-    The cost is 10 if rows 0 and 4 form a cluster with centre 1, and row 9 is another.
+    Here rows 0 and 4 form a cluster with centre 1, and row 9 forms another. The cost is
+    10.
 
     >>> summary = ClusterSummary(
     ...     np.array([[1.0], [9.0]]), np.array([2, 1]), np.array([10.0, 0.0])
@@ -99,7 +101,7 @@ def vkmc_sensitivities(
 
 
 def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
-    """Draw multinomial a_j, (T,), from G^(j) / G (Algorithm 1, lines 3-4)."""
+    """Draw a_j, (T,), multinomial with shares G^(j) / G (Algorithm 1, lines 3-4)."""
     return np.bincount(draw(totals, size, rng), minlength=len(totals))
 
 

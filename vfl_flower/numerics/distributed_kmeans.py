@@ -123,10 +123,10 @@ def combine(
 ) -> Array:
     """Cluster the samples of all parties at the server (weighted k-means of [1]).
 
-    `points` has the shape (a, d), `weights`, of either sign, the shape (a,), and the
-    result the shape (k, d). If fewer than k points are distinct, some centres are equal
-    (see `first_of_equals`). Raises ValueError if `k` is below 1 or no weight is
-    positive.
+    `points` has the shape (a, d), `weights` the shape (a,), and the result the shape
+    (k, d). Weights can have either sign. If fewer than k points are distinct, some
+    centres are equal (see `first_of_equals`). Raises ValueError if `k` is below 1 or no
+    weight is positive.
 
     If every row of P_b can be drawn, the mean of w_b is 0. So about half of the local
     centres have a negative weight, of order |P_b| / sqrt(t_b) for t_b draws in the

@@ -47,7 +47,7 @@ def _named(name: str, mean_and_se: tuple[float, float]) -> dict[str, float]:
 
 
 def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
-    """Return the area under the ROC curve and its standard error [1], by ranks [2].
+    """Return the area under the ROC curve and its standard error [1], from ranks [2].
 
     `scores` and `positive` (bool) have the shape (n,); at least two rows must be
     positive, and at least two negative. A tie counts as half.
@@ -224,7 +224,7 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each sign that a model is no better than a constant.
 
     `metrics` holds the metrics of this module under names that begin with ``test_``.
-    For a clustering it holds ``explained``, 1 - cost / (cost with one cluster), and
+    For a clustering, it holds ``explained``, 1 - cost / (cost with one cluster), and
     ``smallest_cluster``, the number of rows in the smallest cluster.
     """
     sentences = []

@@ -5,9 +5,9 @@ with random features :math:`\phi_j(x) = \sqrt 2 \cos(\omega_j^T x + b_j)`, and i
 minimises :math:`E\,L(f(x), y) + \frac\lambda2 \|f\|_{\mathcal H}^2` (equation 1).
 The losses and the solvers on a fixed set of features are in ``kernel_solvers.py``.
 
-Differences from [1]: 1. A step may use several instances and several features at once
-(with one of each it is the step of Algorithm 1). 2. There can be several functions, one
-per class, on the same features. 3. f starts at `base_scores`. 4. `implicit_step` is
+Differences from [1]: 1. A step can use several instances and several features at once
+(with one of each, it is the step of Algorithm 1). 2. There can be several functions,
+one per class, on the same features. 3. f starts at `base_scores`. 4. `implicit_step` is
 added; its linearisation is the step of [1].
 
 References
@@ -69,7 +69,7 @@ def implicit_step(
        \phi(x_i)^T \delta + b,\ y_i\big) + \frac{F}{2\gamma} |\delta|^2
 
     Linearising L at f, without s and b, gives the step of `dsg_update`. An implicit
-    step on one batch may be far larger than an explicit step, which diverges if
+    step on one batch can be far larger than an explicit step, which diverges if
     :math:`\gamma` is :math:`2 / (L'' \mu_1)` or more. The implicit step is biased, so
     Theorem 4 does not apply to it.
 

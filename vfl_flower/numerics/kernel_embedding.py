@@ -61,7 +61,7 @@ def default_gamma(
 ) -> float:
     """Return gamma, computed from sums over all rows, (d,), as in `variances`.
 
-    For the Gaussian kernel this is the paper's gamma (see `gamma`). For the Laplacian
+    For the Gaussian kernel, this is the paper's gamma (see `gamma`). For the Laplacian
     kernel, gamma is the inverse of the mean of |x - x'|_1 for normally distributed
     columns, which is 2 / sqrt(pi) standard deviations per column. Raises ValueError if
     the sums are not finite or no column varies.

@@ -176,11 +176,11 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     descending order: at least the s + 1 largest, or all nonzero eigenvalues. `trace` is
     the trace of the matrix, and D > s + 1 is its size.
 
-    If many small eigenvalues follow a large one, D random features overstate the large
-    one by about the sum of the small ones divided by D, like a sample covariance of D
-    samples; [2] subtracts this excess. Only eigenvalues above lambda are learned: if
-    lambda is too low, messages grow (a larger rank r_t); if it is too high, components
-    are lost.
+    If many small eigenvalues follow a large eigenvalue, D random features overstate the
+    large eigenvalue by about the sum of the small eigenvalues divided by D, like a
+    sample covariance of D samples; [2] subtracts this excess. Only eigenvalues above
+    lambda are learned: if lambda is too low, messages grow (a larger rank r_t); if it
+    is too high, components are lost.
 
     In [1], by contrast, lambda is the (k + 2)-th eigenvalue of iteration 1 for k
     clusters. With s > k + 1 components, the components beyond the (k + 1)-th are then
@@ -196,8 +196,8 @@ def moments(X: Array | Rows, shift: Array | float = 0.0) -> tuple[int, Array, Ar
     """Return the number of rows of X, (n, d), and column sums of X and X^2, (d,).
 
     Missing values (NaN) are ignored. `shift`, the same at all parties, is first
-    subtracted from each row. It should be a rough mean of the rows if columns are far
-    from 0 relative to their spread.
+    subtracted from each row. The shift should be a rough mean of the rows if columns
+    are far from 0 relative to their spread.
     """
 
     def sums(_: slice, block: Array) -> tuple[Array, Array]:

@@ -82,7 +82,7 @@ def initialise(
     So taking y if it is in A, and c_j otherwise, gives a D^2 draw from X'. After the
     first y in A, all draws are from X' in any case. By induction the sequence has the
     law of a fresh run on X' (this is the step of [2] for a sample of one). Additions
-    and removals may follow one another in any order. Both are exact up to rounding: the
+    and removals can follow one another in any order. Both are exact up to rounding: the
     relative error of a probability is about n 2^-53.
 
     >>> blocks = RowBlocks(np.array([[0.0], [9.0], [0.0]]))
@@ -118,8 +118,8 @@ def initialise(
 def surviving(centroids: Array, removed: Array) -> Array:
     """Return the centroids drawn before the first removed centroid, c_1 .. c_i, (i,).
 
-    Lines 2-10 of Algorithm 3. `centroids`, (k',), and `removed`, (r,), are row numbers
-    or ids. If all centroids survive, none is redrawn.
+    See lines 2-10 of Algorithm 3. `centroids`, (k',), and `removed`, (r,), are row
+    numbers or ids. If all centroids survive, none is redrawn.
 
     >>> surviving(np.array([7, 2, 5]), np.array([1, 5, 2]))
     array([7])
@@ -211,7 +211,7 @@ def merge_small(
     removal, the party computes f(c', X') anew. By Lemma 5.1 c' has the law of a fresh
     sequence on X', so f(c', X') has the law of a fresh result on X'. Two changes would
     break this property: storing only the remaining centroids as C^(l), and keeping
-    clusters merged or separate because they were before.
+    clusters merged or separate because they were merged or separate before.
 
     >>> merge_small(np.array([[0.0], [9.0], [8.0]]), np.array([5, 1, 3]), 2)
     (array([0, 2]), array([5, 4]), array([0, 1, 1]))

@@ -59,7 +59,7 @@ class RandomFeatures:
     Frequencies omega_j are Gaussian or Cauchy (see `Kernel`) for the party's d
     columns. The bandwidth s, in the unit of the columns, is the same at all parties.
     Whoever knows the seed, from 0 to 2^128 - 1, knows the party's omega_j and b_j. With
-    `orthogonal` the Gaussian omega_j are drawn in blocks of min(d, 64) orthogonal
+    `orthogonal`, the Gaussian omega_j are drawn in blocks of min(d, 64) orthogonal
     directions [2]; each single omega_j is still N(0, I / s^2). `density` is the
     probability, in (0, 1], that a frequency uses a column; the feature ignores all
     other columns. The kernel k of one column becomes ``1 - density + density k``, and
@@ -136,10 +136,10 @@ class RandomFeatures:
         of a turn in [0, 1). Raises ValueError if an argument is not as described above,
         or if X or its product with the frequencies contains a value that is not finite.
 
-        At 8 and 16 bits the products are computed in float32 if the largest product of
+        At 8 and 16 bits, the products are computed in float32 if the largest product of
         the block cannot exceed 2^20 units (16 turns at 16 bits). For standardised
         columns, the error of an angle is then at most slightly above half a unit, and
-        the angles of a row can change by one unit if it is computed together with
+        the angles of a row can change by one unit if the row is computed together with
         different rows. All other products are computed in float64. Above 2^51 units
         (2^35 turns at 16 bits, 2^19 turns at 32 bits) the angle is computed from the
         rounded product.
@@ -257,10 +257,11 @@ def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
 def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> float:
     """Return the bandwidth according to the median heuristic.
 
-    For the Gaussian kernel s = sqrt(median / 2), so that k = exp(-|x - x'|^2 / median);
-    for the Laplacian kernel s = median. The distances, (P,), are summed over the
-    parties; `resolution` is the step between distances if they come from a fixed-point
-    sum. Raises ValueError if the median is 0, not finite, or below 2^20 steps.
+    For the Gaussian kernel, s = sqrt(median / 2), so that k = exp(-|x - x'|^2 /
+    median); for the Laplacian kernel, s = median. The distances, (P,), are summed over
+    the parties; `resolution` is the step between distances if they come from a
+    fixed-point sum. Raises ValueError if the median is 0, not finite, or below 2^20
+    steps.
     """
     median = float(np.median(distances))
     if median < (least := 2**20 * resolution):

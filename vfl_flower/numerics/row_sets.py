@@ -1,11 +1,11 @@
 """The difference between two sets of rows, used to guard sums over these sets.
 
-Whoever has the sums of x_i v_i over one set and of x_i w_i over another also has their
-difference at any scale c, sum_i (v_i - c w_i) x_i. The difference is almost a single
-row if a few coefficients v_i - c w_i dominate. So the guard uses the effective number
-of these coefficients (Kish, 1965) at the scale c that minimises the effective number.
-Without weights, the effective number equals the number of rows that are in only one of
-the two sets.
+Whoever knows the sums of x_i v_i over one set and of x_i w_i over another set can
+compute their difference at any scale c, sum_i (v_i - c w_i) x_i. The difference is
+almost a single row if a few coefficients v_i - c w_i dominate. So the guard uses the
+effective number of these coefficients (Kish, 1965) at the scale c that minimises the
+effective number. Without weights, the effective number equals the number of rows that
+are in only one of the two sets.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ r"""k-means on rows held by several parties, from sums over all parties only.
 Lloyd's iteration [1] needs only the size of each cluster and the sum of its rows h_i.
 So parties that can add values under masks can run the iteration with one sum per pass,
 which covers all starts. But if the clusters of two passes, or of two starts, differ by
-one row, the difference of their sums is that row [2]. Therefore, in each pass a party
-sends for cluster l
+one row, the difference of their sums is that row [2]. Therefore, in each pass, a
+party sends for cluster l
 
     sum_i a_i h_i + z   and   sum_i a_i.
 
@@ -56,7 +56,7 @@ LEAST_ROWS = 20
 SHARE = 0.5
 """Probability that a row of a cluster is in its sum."""
 NOISE = 1.0
-"""Scale of z: the ratio of its second moments to those of one row."""
+"""Scale of z: the ratio of its second moments to the second moments of one row."""
 LEAVERS = 40
 """Maximum mean number of rows in a cluster's sum that have left the cluster."""
 HALVING = 3
@@ -228,7 +228,7 @@ def chosen_kmeans(
 ) -> Clustering:
     """Cluster rows known only by sums, and choose the number of clusters.
 
-    Each pass serves the starts of all k from 2 to `most`. For each k the best start is
+    Each pass serves the starts of all k from 2 to `most`. For each k, the best start is
     kept, and the result is the kept start with the largest simplified silhouette.
     According to [5], this measure is better than the full silhouette for comparing
     different k in k-means. Each k has `n_init` starts and a separate random stream

@@ -172,10 +172,10 @@ def fit_gram(
 
     `gram`, (M + K + 1, M + K + 1), holds the sums of products of M features, K targets
     and a column of ones; `sizes` holds the numbers of features in each block. For
-    classes the targets are -1 and +1: one target for two classes, and otherwise one
+    classes, the targets are -1 and +1: one target for two classes, and otherwise one
     target per class. `class_weights`, (classes,), holds the weight of a row of each
     class in the offset; for one target, the class -1 comes first and the class +1
-    second. By default all classes have equal weight. `noise` is the error of an entry
+    second. By default, all classes have equal weight. `noise` is the error of an entry
     of G relative to the lengths of its two columns. No penalty is below ``10 noise
     sqrt(M)`` times the largest mean square of a feature in its block, which is ten
     times the variance that such errors can create in a direction without variance.

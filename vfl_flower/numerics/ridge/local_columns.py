@@ -6,7 +6,7 @@ columns, is nonzero only in that row. So each column here has a *support*: at le
 that `REACHED` rows reach or exceed on either side, and at 8 standard deviations, so
 that new rows cannot lie far outside the range of the training rows. No row has a
 leverage above a bound (:func:`bounded`, which the party applies to all columns that
-leave it).
+leave the party).
 
 There are three types of columns:
 
