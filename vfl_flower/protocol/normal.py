@@ -56,7 +56,7 @@ def size_fault(largest: Any) -> str:
         return f"must have no value above {MOST_SIZE:g}: its square is too large"
     if ((largest > 0) & (largest < LEAST_SIZE)).any():
         return (
-            f"must not have only values below {LEAST_SIZE:g}: their squares are too "
-            "small; scale them"
+            f"must not have only values below {LEAST_SIZE:g}, whose squares are too "
+            "small: scale the values"
         )
     return ""
