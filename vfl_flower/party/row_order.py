@@ -197,7 +197,7 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
 def read_order(folder: Path | None, name: str) -> RowOrder:
     """Read an order; raise PartyError if there is none, or if its file is damaged."""
     if folder is None:
-        raise PartyError("alignment needs a state-dir, which stores the order")
+        raise PartyError("alignment needs a state-dir, where the order is stored")
     what, path = f"alignment {name!r} of this party", _path(folder, name)
     with refusing_files(f"{what} cannot be read", path):
         try:
