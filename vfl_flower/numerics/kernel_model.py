@@ -71,7 +71,7 @@ def partial_angles(
 ) -> Array:
     """Return a party's terms of the rows' angles (Algorithm 3, line 3), (m, stop).
 
-    The arguments are those of `RandomFeatures.angles`. With shared features the angles
+    The arguments are those of `RandomFeatures.angles`. With shared features, the angles
     are real numbers of turns, including whole turns, and `bits` is 64.
     """
     private = own_features(part)
@@ -138,7 +138,7 @@ def answers(scores: Array, target: Target, classes: Array) -> Array:
     """Return predictions, (n,): the labels of the top-scoring classes, or real values.
 
     `scores` are f(x), (n, C), and `classes`, (C,), are the labels of the columns; for
-    "binary" they are the labels of -1 and +1, (2,).
+    "binary", they are the labels of -1 and +1, (2,).
     """
     if target == "continuous":
         return scores[:, 0]

@@ -13,7 +13,7 @@ block by block, once for the principal axes of the centred features,
 
 .. math:: U = (Z - 1 \mu^T) V, \quad U^T U = \mathrm{diag}(s), \quad w = V a,
 
-and then once or twice per iteration. On these axes the square loss is solved for all
+and then once or twice per iteration. On these axes, the square loss is solved for all
 :math:`\lambda` at once. For the other losses, :math:`h s / n + \lambda` replaces the
 Hessian, where h is the mean curvature of the loss.
 
@@ -431,7 +431,7 @@ def _cross_validate(
 
 LARGEST_TURN = 10.0
 """Standard deviation of a Gaussian prior on the effect of `earlier` on a score. Without
-it the loss has no optimum if `earlier` separates the classes."""
+this prior, the loss has no optimum if `earlier` separates the classes."""
 
 
 def _minimise(

@@ -21,10 +21,11 @@ from vfl_flower.typing import Array
 def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
     """Draw row numbers with replacement, row i with probability g_i / sum g.
 
-    Used for line 5 of Algorithm 1 of the coreset paper, and for k-means++. `g` has the
-    shape (n,), and the result the shape (size,). A row with g_i = 0 is never drawn. The
-    first a draws equal the draws of a call with size a. Raises ValueError if `size` or
-    a value of `g` is negative, or if the sum of `g` is not positive and finite.
+    This is used for line 5 of Algorithm 1 of the coreset paper, and for k-means++. `g`
+    has the shape (n,), and the result the shape (size,). A row with g_i = 0 is never
+    drawn. The first a draws equal the draws of a call with size a. Raises ValueError if
+    `size` or a value of `g` is negative, or if the sum of `g` is not positive and
+    finite.
     """
     cumulative = np.cumsum(g)
     if len(g) == 0 or g.min() < 0 or not 0 < cumulative[-1] < np.inf:
