@@ -58,7 +58,7 @@ def agree(
         if len(held) < len(said["columns"]):
             raise FederationError(
                 f"the columns of a party must have distinct names: {name!r} has "
-                f"{len(said['columns'])} columns and {len(held)} names"
+                f"{len(said['columns'])} columns but {len(held)} different names"
             )
     for name, said, held in rest:
         lacks = [column for column in kinds if column not in held]

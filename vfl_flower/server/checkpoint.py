@@ -125,8 +125,8 @@ class Checkpoint:
         if known != digest:  # the digest covers the action
             raise FederationError(
                 f"the run cannot resume: round trip {self._place + 1} requested "
-                f"{asked!r}, and the new request, of {action!r}, differs: a setting, a "
-                "library version or a file of the server has changed"
+                f"{asked!r}, but the new request, for {action!r}, differs: a setting, "
+                "a library version or a file of the server has changed"
             )
         place, self._place = self._place, self._place + 1
         return seconds, self._replies(place)
