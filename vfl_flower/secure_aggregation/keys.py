@@ -65,5 +65,5 @@ def parse_key(text: str) -> bytes:
             return identity
     raise ValueError(
         f"a party's public key must be {_PREFIX!r} followed by 43 letters, digits, '-' "
-        f"or '_', as vfl-flower identity-key prints it, got {text[:60]!r}"
+        f"or '_', as printed by vfl-flower identity-key, got {text[:60]!r}"
     )

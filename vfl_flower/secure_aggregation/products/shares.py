@@ -197,7 +197,7 @@ class Portion:
         """Raise ``ValueError`` if there are more bytes."""
         if len(self._left):
             raise ValueError(
-                f"the dealer's messages must have no more bytes, got {len(self._left)}"
+                f"the dealer's messages must not have {len(self._left)} further bytes"
             )
 
 
