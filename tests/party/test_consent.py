@@ -422,7 +422,7 @@ def test_times_in_a_run_are_counted():
     party.reveal("coefficients")
     party.reveal("coefficients")
     party.reveal("coefficients", again=True)  # what was told may be told again
-    with pytest.raises(PartyError, match=r"at most 2 .* in a run; .* make it 3"):
+    with pytest.raises(PartyError, match=r"at most 2 .* in a run; .* total 3"):
         party.reveal("coefficients")
 
 

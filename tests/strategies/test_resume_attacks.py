@@ -176,7 +176,7 @@ def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch, first):
 def test_sessions_are_counted_on(tmp_path, first):
     for _ in range(MOST_SESSIONS - 1):
         first = Parties(Exchange(first.grid), seed=0)
-    with pytest.raises(PartyFailed, match=f"maximum of {MOST_SESSIONS} sessions"):
+    with pytest.raises(PartyFailed, match=f"more than {MOST_SESSIONS} sessions"):
         Parties(Exchange(taken_up(first, tmp_path).grid), seed=0)
 
 

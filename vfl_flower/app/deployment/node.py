@@ -6,8 +6,8 @@ differs in five ways:
 1. *Whose code it runs.* For the bundle of the installed package's app, it runs the
    installed package and fetches nothing. It runs the code of another bundle only if the
    bundle's hash is pinned.
-2. *How a process starts.* A process without threads once imports everything that a
-   party needs, and forks for each message. The fork ends with the reply.
+2. *How a process starts.* A process without threads imports everything that a
+   party needs, and then forks for each message. The fork ends with the reply.
 3. *When it requests work.* It requests work soon after a message, then less and less
    often; ``flower-supernode`` requests work every 3 s.
 4. *Ports.* It has no API for its processes, so it opens no port.

@@ -3,8 +3,8 @@
 It gets tasks from the SuperLink like Flower's ``flower-superexec``, but differs in
 three ways:
 
-1. *How a ServerApp starts.* A process without threads once imports everything that runs
-   need, and forks for each run of the installed package's app. A run of another
+1. *How a ServerApp starts.* A process without threads imports everything that runs
+   need, and then forks for each run of the installed package's app. A run of another
    bundle gets a new process, as in Flower, and so its own modules.
 2. *When it requests work.* It requests work every 0.2 s; Flower does so every second.
 3. *When it reports a killed ServerApp.* It reports the kill at once; with Flower, the
