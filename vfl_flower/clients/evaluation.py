@@ -94,7 +94,7 @@ def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def texts_of(party: Party, labels: Array) -> dict[str, Array]:
-    """Return a column of the texts that labels encode, or {} for labels of numbers."""
+    """Return a column of the texts that labels encode, or {} if labels are numbers."""
     classes = (party.encoding or {}).get("classes")
     return {"class": np.array(classes)[labels.astype(int)]} if classes else {}
 

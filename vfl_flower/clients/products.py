@@ -1,7 +1,7 @@
 """A party's side of a Gram matrix of private columns, which one party opens.
 
 Two parties compute: the *first*, which opens the Gram matrix, and the *second*. A
-dealer, which sees none of the parties' messages, generates the seeds of the masks A_0 +
+dealer, which can read none of their messages, generates the seeds of the masks A_0 +
 A_1 and the triple (:mod:`vfl_flower.secure_aggregation.products.triples`). Each party
 opens its own columns under the masks, E = F - A_0 - A_1, only to the two computing
 parties (:func:`hide`), and the second party sends its share of the Gram matrix to the

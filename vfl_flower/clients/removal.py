@@ -71,7 +71,7 @@ def remove(party: Party, model: ModelId) -> RemovalReply:
 
 
 def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
-    """Yield a function to remove each file of a model; refuse any other file."""
+    """Yield, for each file of a model, a function to remove it; refuse others."""
     folder = party.state_dir
     if folder is None:
         return

@@ -159,7 +159,7 @@ def layout_of(path: Path, source: PartySource) -> Layout:
 
 
 def _sniff(lines: Sequence[str]) -> str:
-    """Return the delimiter for which most rows have as many fields as the first row."""
+    """Return the delimiter by which most rows have as many fields (>1) as the first."""
 
     def score(delimiter: str) -> tuple[float, int]:
         with contextlib.suppress(csv.Error):

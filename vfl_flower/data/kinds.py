@@ -307,7 +307,7 @@ def _dates(column: Any) -> Array | None:
 
 
 def _days(column: Any) -> Array:
-    """Return times as days, counted from 1970-01-01 if the times include a date."""
+    """Return dates and times as days, from 1970-01-01 if they include a date."""
     kind = column.type
     if types.is_time(kind):
         unit = pa.time64("us")

@@ -97,7 +97,7 @@ class AlignmentModel(Model):
         return outliers
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the number of ids that only members of each set of parties hold."""
+        """Return the number of ids whose holders are exactly each set of parties."""
         counted = {}
         for held, count in zip(self.held_, self.counts_, strict=True):
             holders = [name for name, has in zip(names, held, strict=True) if has]

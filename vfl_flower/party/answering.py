@@ -181,7 +181,7 @@ def answer(
         code = messages.FAILED
         reason = "the step failed unexpectedly: see the party's log"
     if folder is not None and code != messages.DAMAGED:
-        with suppress(PartyError):  # if so, all messages are refused
+        with suppress(PartyError):  # on an error, all messages are refused
             check_folder(folder)
             note_refusal(folder)
     if step is hello and name and repr(name) not in reason:

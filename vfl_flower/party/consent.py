@@ -121,7 +121,7 @@ class Consent(_Rules):
         Maximum number of different row sets over which sums leave, over the life of the
         data; None: a twentieth of the number of rows, but at least 30.
     accept_alignments : list of str or None
-        ``["server"]``: both the server and the party's operator may accept a row order.
+        ``["server"]``: the server may accept a row order, as may the party's operator.
         None: only the operator may accept a row order.
     leaves : mapping of str to Limit
         The kinds that may leave, out of :data:`KINDS`.

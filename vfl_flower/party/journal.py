@@ -327,7 +327,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
                 db.execute(forget, bounds)
             added = row_sets.count_sets(db) > n_sets
             db.execute("COMMIT")
-            if added:  # after COMMIT: an anchor ahead of it would stop the party
+            if added:  # after COMMIT: an anchor ahead of the journal stops the party
                 row_sets.write_anchor(path, row_sets.count_sets(db))
 
 

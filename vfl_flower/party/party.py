@@ -27,7 +27,7 @@ from vfl_flower.typing import Array
 S = TypeVar("S")
 
 MOST_NUMBERS = 2**22
-"""Number of values that a party of any size accepts in a request; see `afford`."""
+"""Numbers that one message may request of a party of any size; see `Party.afford`."""
 
 
 @shapes_only

@@ -83,5 +83,5 @@ class PartyFailed(FederationError):
         self.nodes = dict(nodes or {})
 
     def __reduce__(self) -> tuple[type[PartyFailed], tuple[Any, ...]]:
-        """Pickle the error, so that it can reach other processes, such as a pool."""
+        """Pickle the error, so that it can reach other processes, as in a pool."""
         return type(self), (self.party, self.action, self.reason, self.nodes)

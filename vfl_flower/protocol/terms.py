@@ -39,7 +39,7 @@ KINDS: dict[Kind, str] = {
 }
 """Descriptions of the kinds."""
 
-LEAST_ROWS = 20  # least rows behind a number that reveals little about each
+LEAST_ROWS = 20  # minimum rows behind a number that reveals little of each
 SERVER = "server"  # means the server in the list of dealers in a ``consent.toml``
 LEAST_PARTIES = 3  # minimum number of parties in a sum, without consent to two
 

@@ -514,7 +514,7 @@ class Parties(Sequence[PartyInfo]):
         return replies
 
     def _signatures(self, j: int) -> bytes | None:
-        """Return all parties' signatures for the second message to party j, or None."""
+        """Return all signatures for the second message to party j; otherwise None."""
         if j not in self._unproven or len(self._signed) < len(self):
             return None
         self._unproven.remove(j)

@@ -27,7 +27,7 @@ CURVE = ec.SECP384R1()
 """``flwr supernode register`` accepts the NIST curves, and recommends this one."""
 
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
-"""Files: the authority (for all parties), the SuperLink's certificate and its key."""
+"""Files: authority (for all parties), the SuperLink's certificate and secret key."""
 
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 

@@ -1,4 +1,4 @@
-"""Conversion of objects that Flower sends into bytes and back."""
+"""Conversion of Flower's records and messages into bytes and back."""
 
 from __future__ import annotations
 

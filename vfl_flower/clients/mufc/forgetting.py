@@ -163,7 +163,7 @@ def forget(
 
 
 def _log_change(model: str, what: str, count: int) -> None:
-    """Log the number of added or removed rows, and the information that they reveal."""
+    """Log the number of added or removed rows, and what the change reveals."""
     if not count:
         return
     log.warning(

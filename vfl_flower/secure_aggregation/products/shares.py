@@ -2,10 +2,10 @@
 
 Parties 0 and 1 are the computing parties. A matrix X is shared if party j has [X]_j,
 for j = 0, 1, and X = [X]_0 + [X]_1 modulo 2^k; each share alone is uniform. A dealer,
-who sees no message between the parties, gives them correlated randomness (D. Beaver,
-"Commodity-based cryptography", STOC 1997). This randomness is mostly a seed, which a
-party expands block by block. A correction provides the values that do not follow from
-seeds alone.
+who can read no message between the parties, gives them correlated randomness (D.
+Beaver, "Commodity-based cryptography", STOC 1997). This randomness is mostly a seed,
+which a party expands block by block. A correction provides the values that do not
+follow from seeds alone.
 
 Every stream is bound to its use, a :class:`Deal`: in a different run, step, round, half
 or shape, the same seed gives different elements, so that no mask ever hides two values.
