@@ -29,7 +29,7 @@ SPREAD = "_se"
 """Suffix of the name of a standard error, after the name of its metric."""
 
 OF_SPREAD = (
-    "The figure after ±. It measures the random error of the number before it: in "
-    "nineteen of twenty cases, that error is at most twice this figure."
+    "The figure after ±. It measures the random error of the number before ±: in "
+    "nineteen of twenty cases, the error is at most twice this figure."
 )
 """Explanation of every standard error."""

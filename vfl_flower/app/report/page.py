@@ -70,7 +70,7 @@ WORDS = {
     "In the clear": "Readable by every recipient.",
     "Standard error": OF_SPREAD,
     "Consent": "A file that permits certain values, besides sums, to leave a party. "
-    "The party's program refuses everything else.",
+    "The party's program refuses to send anything else.",
 }
 """Definitions of the words of the page."""
 
