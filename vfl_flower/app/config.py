@@ -35,29 +35,32 @@ class RunSettings:
     strategy: str = next(iter(ALGORITHMS))
     """Name of the algorithm and of its section."""
     task: str = "train"
-    """train, or a task on a trained model."""
+    """"train", or a task on a trained model."""
     model_id: str = ""
     """Id of the trained model, printed by the run that trained it."""
     compare: bool = False
     """Also run the baselines of the strategy."""
     dry_run: bool = False
-    """Send only `hello`; print the costs, and who would learn which values."""
+    """Send only the message `hello`; print the costs, and who would learn which
+    values."""
     alignment: str = ""
-    """Name of the row order from "align" that the parties use."""
+    """Name of the row order (from "align") that the parties use."""
     output_dir: str = ""
     """Absolute path of the results folder; default: vfl_flower/runs in the data folder
     of the SuperLink's account."""
     timeout: Positive = 3600.0
     """Seconds allowed for each round trip, and for parties to connect."""
     resume: str = ""
-    """Folder, in output-dir, of a failed run to resume; only the timeout may change."""
+    """Folder (in output-dir) of the failed run to resume; only the timeout may be
+    changed."""
     seed: Annotated[int, Ge(-1)] = -1
-    """Seed for experiments, 0 or more: equal settings then give the same model, up to
-    rounding. -1: parties draw in private."""
+    """Seed for experiments, 0 or more: runs with equal settings then give the same
+    model, up to rounding. With -1, each party draws in private."""
     n_parties: Count = 0
-    """Number of parties to wait for; 0: all connected parties, at least two."""
+    """Number of parties to wait for; 0 means all connected parties, but at least
+    two."""
     data: str = "diabetes"
-    """Data for parties whose node config names no data: a bundled set,
+    """Data for parties whose node config names no data: a bundled data set,
     "synthetic:n=10000,d=30", or an absolute path."""
 
 

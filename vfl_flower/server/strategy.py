@@ -176,12 +176,13 @@ class ProtocolStrategy(Strategy):
     masking: Literal["ring", "plain"] = "ring"
     """How sums over parties are hidden; parties refuse "plain" outside tests."""
     n_parties: Count = 0
-    """Number of parties to wait for; 0: all that are connected, at least two."""
+    """Number of parties to wait for; 0 means all connected parties, but at least
+    two."""
     seed: Seed | None = None
     """Seed of all draws; the same seed repeats the run. The server and the other
-    parties know it, so the rows that a party draws reveal more about its scores.
-    Without a seed the parties draw from their operating systems. Keys and masks never
-    depend on it."""
+    parties know the seed, so the rows that a party draws reveal more about its scores.
+    Without a seed, each party draws from its operating system. Keys and masks never
+    depend on the seed."""
 
     task: ClassVar[str] = "train"  # name of its task in the run config
     model_class: ClassVar[type[Model]]  # class of the model that it trains or uses

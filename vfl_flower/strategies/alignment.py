@@ -75,7 +75,8 @@ class Alignment(ProtocolStrategy):
     """Name of the order, such as "2026-q4"; later runs set `alignment` to this name."""
     method: Literal["ecdh", "keyed"] = "ecdh"
     """"ecdh": Diffie-Hellman on X25519. "keyed": hashes under a secret key of the
-    parties; faster, but anyone who has the key and sees the hashes can test ids."""
+    parties. This is faster, but anyone who has the key and sees the hashes can test
+    ids."""
 
     model_class = AlignmentModel
     question = "Which rows do all parties hold?"

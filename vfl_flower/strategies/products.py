@@ -32,8 +32,8 @@ class ComputingParties(ProtocolStrategy):
 
     _: KW_ONLY
     dealer: str = "server"
-    """Who generates the correlated randomness: "server", or a party, which adds one
-    round trip. The dealer must not collude with a computing party."""
+    """Who generates the correlated randomness: "server", or a party (one more round
+    trip). The dealer must not collude with a computing party."""
     computes: str = ""
     """Party that computes with the label holder; the two must not collude. Default: the
     first other party that is not the dealer."""

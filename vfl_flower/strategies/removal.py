@@ -113,7 +113,7 @@ class MUFCRemoval(Removal):
     """
 
     server_state: StateFolder = dataclasses.field(default="", kw_only=True)
-    """Folder in which training kept the server's state."""
+    """Folder in which training stored the server's state."""
 
     def remove_at_server(self) -> None:
         """Remove the server's state."""

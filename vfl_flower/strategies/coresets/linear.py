@@ -47,25 +47,24 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
     """Strength of R: ``alpha |theta|^2`` for ridge, ``alpha |theta|_1`` for lasso."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Share of l1 in the elastic net, ``alpha * (l1_ratio |theta|_1 + (1-l1_ratio)
-    |theta|^2)``."""
+    """Share of the l1 norm in the elastic net, ``alpha * (l1_ratio |theta|_1 +
+    (1-l1_ratio) |theta|^2)``."""
     solver: Literal["gram", "central", "cg", "saga"] = "gram"
-    """"gram": fit from sums of products that two parties compute for the label holder;
-    for each row, only the score leaves a party. "central": the server pools the
-    coreset. "cg" (conjugate gradients) and "saga": the server sees the residual of each
-    row."""
+    """"gram": fit the model from sums of products that two parties compute for the
+    label holder; for each row, only the score leaves a party. "central": the server
+    pools the coreset. "cg" and "saga": the server sees the residual of each row."""
     fit_intercept: bool = True
     """Fit the intercept b."""
     max_iter: Natural = 200
-    """Maximum number of iterations of cg, one round trip each, or of passes of saga
+    """Maximum number of iterations of cg (one round trip each), or of passes of saga
     over the coreset."""
     tol: NotNegative = 1e-6
     """Tolerance of cg and saga, in standard deviations of the labels."""
     batch_size: Natural = 32
-    """Rows per round trip of saga; 1 in the paper."""
+    """Number of rows per round trip of saga."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out, which adds two round trips. The label holder learns
-    their predictions, and the server learns the errors."""
+    """Share of rows to hold out; this adds two round trips. The label holder learns the
+    predictions for these rows, and the server learns the errors."""
     allow_two_parties: bool = False
     """Allow two parties to use cg and saga, whose residuals reveal to each party the
     other's contribution to the predictions. Also allow predictions and evaluations

@@ -77,19 +77,20 @@ class CoresetStrategy(JudgedStrategy):
 
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
-    """Number of draws, m. "auto": 50 per column of all parties, at least 2,000; if
-    there are no more rows than draws, all rows are used instead."""
+    """Number of draws, m. "auto" means 50 draws for each column of any party, but at
+    least 2,000; if there are no more rows than that, all rows are used."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
     """"coreset": draw rows by score; "uniform": draw uniformly, without repeats;
-    "full": all rows."""
+    "full": use all rows."""
     rounds: Literal["fused", "paper"] = "fused"
-    """"fused": three round trips if rows are pooled; "paper": the round trips of
-    Algorithm 1, which give the same coreset."""
+    """"fused": fewer round trips; "paper": the round trips of Algorithm 1, which give
+    the same coreset."""
     evaluate: Literal["coreset", "full"] = "coreset"
-    """"coreset": evaluate on the coreset, at no cost; "full": also on all training
-    rows, by secure sums."""
+    """"coreset": evaluate on the coreset, at no cost; "full": also evaluate on all
+    training rows, by secure sums."""
     check_size: Annotated[int, Ge(0), Le(party.MOST_ROWS)] = 0
-    """Number of further rows pooled to estimate the loss on all training rows."""
+    """Number of further rows to pool for an estimate of the loss on all training
+    rows."""
 
     steps: ClassVar[Steps] = (
         party.totals,

@@ -348,13 +348,13 @@ class CoresetVKMC(sampling.CoresetStrategy):
     """Number of clusters, k."""
     solver: Literal["central", "distdim"] = "central"
     """"central": weighted k-means++ on rows pooled at the server. "distdim": the
-    algorithm of Ding et al. (2016), on local centres and assignments."""
+    algorithm of Ding et al. (2016)."""
     local_clustering: Literal["lloyd", "seeding"] = "lloyd"
     """"lloyd": k-means++ and Lloyd's iteration on a party's columns; "seeding":
     k-means++ alone, two to five times cheaper."""
     approximation: party.Approximation = 2.0
     """alpha of Algorithm 3: the maximum cost of a local clustering, as a multiple of
-    the optimum."""
+    the optimal cost."""
     n_init: Natural = 10
     """Number of starts of the server's k-means."""
 

@@ -50,23 +50,22 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     """"binary": two values. "multiclass": up to 100 values, each learned against the
     rest. "continuous": real numbers."""
     bandwidth: Positive | Literal["median"] = "median"
-    """Bandwidth in the unit of the columns. scikit-learn's gamma is ``1/(2
-    bandwidth^2)``, or ``1/bandwidth`` for "laplacian". "median": gamma =
-    1/median(distance^2), or 1/median(distance), from 1,000 pairs of rows in two more
-    round trips."""
+    """Bandwidth in the unit of the columns. "median": the median distance in 1,000
+    pairs of rows (for "gaussian", divided by the square root of 2), computed in two
+    more round trips."""
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda in ``mean loss + lambda/2 |f|^2``; "auto": by cross-validation at the
-    label holder."""
+    """lambda in ``mean loss + lambda/2 |f|^2``; "auto": chosen by cross-validation at
+    the label holder."""
     budget: Natural = 64_000_000
     """Maximum bytes of angles that a party sends in training."""
     rows: Count = 0
-    """Number of rows to train on; 0: as many as the budget allows, with eight rows per
-    feature."""
+    """Number of rows to train on; 0 means as many as the budget allows, with eight rows
+    per feature."""
     features: Count = 0
-    """Number of random features; 0: one per eight rows, or more if the budget allows,
-    up to 2,048."""
+    """Number of random features; 0 means one per eight rows, or more if the budget
+    allows, but at most 2,048."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out. The error is estimated on as many of these rows as a
+    """Share of rows to hold out. The error is estimated on as many of these rows as a
     quarter of the budget allows, in extra round trips."""
 
     model_class = KernelModel

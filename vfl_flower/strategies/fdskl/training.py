@@ -101,15 +101,15 @@ class FDSKL(KernelLearning):
 
     _: KW_ONLY
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda in ``mean loss + lambda/2 |f|^2``. "auto": 1/n if `step` is a number; by
-    cross-validation for implicit steps. Explicit steps have no lambda."""
+    """lambda in ``mean loss + lambda/2 |f|^2``. "auto": 1/n if `step` is a number;
+    chosen by cross-validation for implicit steps. Explicit steps have no lambda."""
     iterations: Count = 0
-    """Number of iterations, each with an equal share of the features. 0: two per label
-    holder for implicit steps, otherwise 32."""
+    """Number of iterations; 0 means two per label holder for implicit steps, and 32
+    otherwise."""
     step: Positive | Literal["implicit", "explicit"] = "implicit"
     """"implicit": minimise the loss of each batch, with up to 1,500 features. A number:
-    the paper's update with this gamma. "explicit": the same update with the best of
-    seven gammas (for several label holders, a gamma that converges)."""
+    the paper's update with this gamma. "explicit": the same update with a gamma that
+    the run chooses."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, training.start),
@@ -342,10 +342,11 @@ class FDSKLDirect(KernelLearning):
 
     _: KW_ONLY
     class_weight: Literal["none", "balanced"] = "none"
-    """"balanced": all classes have equal weight, so rare classes are found more often,
-    with more false alarms; probabilities assume classes of equal size."""
+    """"balanced": all classes have equal weight. Rare classes are then found more
+    often, but with more false alarms, and probabilities assume classes of equal
+    size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"  # type: ignore[assignment]
-    """As for FDSKL; "auto": the best of seven bandwidths, from 1/3 to 4 times
+    """As in FDSKL. "auto": the best of seven bandwidths, from 1/3 to 4 times that of
     "median"."""
 
     steps: ClassVar[Steps] = (

@@ -81,36 +81,35 @@ class KernelClustering(JudgedStrategy):
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-gamma |x-x'|_2^2)``; "laplacian": ``exp(-gamma |x-x'|_1)``."""
     gamma: Positive | Literal["auto"] = "auto"
-    """gamma as in scikit-learn. "auto": computed from sums over the parties (as in the
-    paper for "gaussian")."""
+    """gamma as in scikit-learn. "auto": computed from sums over the parties."""
     eigensolver: Literal["gram", "lanczos"] = "gram"
-    """"gram": one Gram matrix per iteration; "lanczos", as in the paper: one message
-    per product with a vector."""
+    """"gram": one Gram matrix per iteration; "lanczos": one message per matrix-vector
+    product."""
 
     _: KW_ONLY
     threshold: Positive | Literal["auto", "paper"] = "auto"
-    """lambda: eigenvalues below it are not learned. "paper": the (k+2)-th eigenvalue of
-    the first iteration; "auto": an estimate of the (s+1)-th eigenvalue."""
+    """lambda: eigenvalues below lambda are not learned. "paper": the (k+2)-th
+    eigenvalue of the first iteration; "auto": an estimate of the (s+1)-th
+    eigenvalue."""
     subspace_tol: NotNegative = 0.01
-    """Stop when the rotation of the subspace (the sine of its largest angle, divided by
-    the root of the step) is below this value; 0: run all iterations."""
+    """Stop when an iteration rotates the subspace by less than this value; with 0, run
+    all iterations."""
     clustering: Literal["sums", "coreset"] = "sums"
     """"sums": cluster by sums over the parties; no row of the eigenvectors leaves a
-    party. "coreset", as in the paper: cluster such rows in the clear at the server."""
+    party. "coreset": the server clusters such rows in the clear."""
     passes: Natural = 20
-    """Maximum number of passes of k-means with clustering "sums", one round trip
-    each."""
+    """Maximum number of k-means passes with clustering "sums" (one round trip each)."""
     choose_clusters: bool = False
     """Choose k from 2 to n_clusters by a silhouette score; only with clustering
     "sums"."""
     coreset_size: Natural = 1000
     """Number of points that all parties together send for clustering "coreset", besides
-    centres; a party with no more rows than its share sends all rows."""
+    centres. A party with no more rows than its share sends all rows."""
     standardize: bool = False
     """Scale columns by the mean and standard deviation over all parties."""
     cem: bool = True
-    """Use the paper's communication mechanism; false: Lanczos on all N rows, in one
-    process only."""
+    """Use the paper's communication mechanism; if false, use Lanczos on all N rows, in
+    one process only."""
     n_init: Natural = 30
     """Number of starts of k-means."""
     allow_two_parties: bool = False

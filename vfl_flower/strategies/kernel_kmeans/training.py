@@ -103,8 +103,10 @@ class FKKMeans(setup.KernelClustering):
     The class differs from [1] in these points: 1. one message per iteration
     (``"gram"``), which carries the eigenvectors of the previous iteration; 2. sums over
     the parties under masks; 3. the seed of the features, which is a secret of the
-    parties; 4. the first iteration and `threshold`; 5. the early stop; 6. k-means on
-    sums (``numerics/summed_kmeans.py``), and the coreset
+    parties; 4. the first iteration and `threshold`; 5. the early stop (`subspace_tol`
+    bounds the sine of the largest angle by which an iteration rotates the subspace,
+    divided by the root of the step); 6. k-means on sums
+    (``numerics/summed_kmeans.py``), and the coreset
     (``numerics/distributed_kmeans.py``); 7. a map for new rows.
 
     Whoever knows the seed of the run knows the features. With ``masking="plain"``, one

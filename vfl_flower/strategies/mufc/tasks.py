@@ -46,7 +46,7 @@ class StateTask(ModelTask, training.MUFCTask):
     """Base class of the tasks that use the server's state of a trained model."""
 
     server_state: training.StateFolder = dataclasses.field(default="", kw_only=True)
-    """Folder in which training saved the server's state."""
+    """Folder in which training stored the server's state."""
 
     resumable = False  # the state decides
     draws = True

@@ -268,26 +268,26 @@ class MUFC(MUFCTask):
     n_clusters: Natural = 4
     """Number of clusters, K."""
     local_clusters: Count = dataclasses.field(default=0, kw_only=True)
-    """Maximum number of centroids per party, K'; 0: K."""
+    """Maximum number of centroids per party, K'; 0 means K."""
     box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
     """Public bounds of the columns, which must not be taken from the rows:
     "lower,upper" for all columns; a pair for each column, "0,1;18,120"; or pairs by
-    name, "age=18,120;*=0,1", where "*" stands for all other numeric columns, and
-    unnamed text columns get -3.5,4.5. Wider bounds give a column less weight. On the
-    command line, "@FILE" reads bounds from a file."""
+    name, "age=18,120;*=0,1", where "*" stands for all other numeric columns. Text
+    columns that are not named get -3.5,4.5. Wider bounds give a column less weight. On
+    the command line, "@FILE" reads bounds from a file."""
     gamma: Gamma = "auto"
     """Quantisation step, as a fraction of the box's side; "auto": 1/sqrt(n). With a
     small step, a bin reveals a row, or a mean, to many digits."""
     server_points: ServerPoints = "uniform"
-    """How the server represents a bin of q_j rows. "uniform": by q_j uniform points in
-    it; "weighted": by its midpoint, with weight q_j."""
+    """How the server represents a bin of q_j rows. "uniform": by q_j points drawn
+    uniformly from the bin; "weighted": by its midpoint, with weight q_j."""
     client_training: Training = "full"
-    """"full": Lloyd's iteration moves drawn rows to means. "init", as in the paper:
-    rows drawn by k-means++ are the centroids; removals are cheaper, the objective is
-    higher, and bins reveal which rows are centroids."""
+    """"full": Lloyd's iteration moves drawn rows to means. "init": rows drawn by
+    k-means++ are the centroids. Removals are then cheaper, but the objective is higher,
+    and bins reveal which rows are centroids."""
     min_rows_per_bin: Natural = dataclasses.field(default=5, kw_only=True)
     """Minimum number of rows in a party's cluster; smaller clusters are merged into the
-    nearest cluster. With 1, as in the paper, a bin can contain a single row."""
+    nearest cluster. With 1, a bin can contain a single row."""
     privacy: Privacy = "scma"
     """"scma": the server receives sparse counts, summed under masks. "none": the server
     receives each party's centroids and cluster sizes in the clear."""
@@ -300,8 +300,8 @@ class MUFC(MUFCTask):
     """Choose K from 2 to `n_clusters` by a silhouette score of the bins, and again
     whenever rows change."""
     server_state: StateFolder = dataclasses.field(default="", kw_only=True)
-    """Folder of the state that the server needs to forget rows; each party then needs a
-    `state-dir` and a name."""
+    """Folder for the state that the server needs to forget rows; each party then needs
+    a `state-dir` and a name."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if the settings do not fit together."""

@@ -163,28 +163,30 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     """"binary": two values. "multiclass": up to 100 values, each learned against the
     rest. "continuous": real numbers."""
     class_weight: Literal["none", "balanced"] = "none"
-    """"balanced": all classes have equal weight, so rare classes are found more often,
-    with more false alarms; probabilities assume classes of equal size."""
+    """"balanced": all classes have equal weight. Rare classes are then found more
+    often, but with more false alarms, and probabilities assume classes of equal
+    size."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x-x'|^2 / (2 bandwidth^2))``. "laplacian": ``exp(-|x-x'|_1 /
     bandwidth)``."""
     bandwidth: Bandwidth | Literal["median"] = "median"
     """Bandwidth in the unit of the scaled columns. "median": several bandwidths, 0.3 to
-    1 times the bandwidth of the median heuristic, computed from sums over all rows."""
+    1 times that of the median heuristic."""
     joint_features: Count = 0
-    """Number of random features over all columns; 0: the largest number that leaves
-    four rows per column, up to 2,048."""
+    """Number of random features computed from all columns together. 0 means the largest
+    number, up to 2,048, for which there are four rows per feature, local columns
+    included."""
     relevance: bool = True
     """Solve twice, in four more round trips: each party learns how sensitive the
     model is, on average, to each of its columns, and scales the columns accordingly.
     Skipped if a party is the dealer or the bandwidth is given."""
     rows: Count = 0
-    """Number of rows to train on; 0: as many as about 67 million feature values
+    """Number of rows to train on; 0 means as many as about 67 million feature values
     allow."""
     bits: Literal[16, 32] = 16
     """Bits per angle."""
     test_fraction: Fraction = 0.0
-    """Share of rows held out, which adds three round trips."""
+    """Share of rows to hold out; this adds three round trips."""
 
     model_class = RidgeModel
     question = "How well does a model of all parties' columns predict {label}?"
