@@ -72,7 +72,7 @@ class AlignmentModel(Model):
         Parameters
         ----------
         *parties : int
-            Places of the parties, counted from 0.
+            Positions of the parties, counted from 0.
         """
         return int(self.counts_[self.held_[:, list(parties)].all(axis=1)].sum())
 

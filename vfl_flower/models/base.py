@@ -24,7 +24,7 @@ Stored = Mapping[str, tuple[str, Callable[[Array], Any]]]
 
 
 class Model:
-    """Base of the models of all strategies.
+    """Base class of the models of all strategies.
 
     Examples
     --------

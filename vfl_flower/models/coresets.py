@@ -31,7 +31,7 @@ class _InBlocks(Model):
 
 @dataclass
 class LinearModel(_InBlocks):
-    """A linear model whose columns are split over parties.
+    """A linear model of columns that are split over parties.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class LinearModel(_InBlocks):
     id : str
         Id under which the parties store their blocks; "" if they store none.
     clips : dict of str to Array
-        The clipping of outlying rows at each party, if all are in one process.
+        The clipping of outlying rows at each party, if all parties are in one process.
 
     Examples
     --------

@@ -108,7 +108,9 @@ class KernelKMeansModel(Model):
         return [np.asarray(part["labels"]) for part in self._parts()]
 
     def transform(self, X: Array) -> Array:
-        """Return the embedding of rows, (n, s); inner products estimate the kernel.
+        """Return the embedding of each row; inner products estimate the kernel.
+
+        The result has shape (n, s).
 
         Parameters
         ----------
@@ -124,7 +126,10 @@ class KernelKMeansModel(Model):
         return embed_rows(self._map(X), np.asarray(X))
 
     def predict(self, X: Array) -> Array:
-        """Return the clusters of rows, shape (n,); see :meth:`transform`."""
+        """Return the cluster of each row, as an array of shape (n,).
+
+        See :meth:`transform` for `X` and for the errors.
+        """
         return label_rows(self._map(X), np.asarray(X))
 
     @classmethod

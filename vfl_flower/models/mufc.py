@@ -86,7 +86,7 @@ class MUFCModel(Model):
         return Box(self.lower, self.upper).scale(self.cluster_centers_), self.sizes_
 
     def predict(self, X: Array) -> Array:
-        """Return the number of the centre nearest to each row, shape (n,).
+        """Return the number of each row's nearest centre, in an array of shape (n,).
 
         Distances are measured in sides of the box.
 
