@@ -86,28 +86,29 @@ class Consent(_Rules):
     ----------
     strategies, tasks : list of str or None
         Strategies and tasks that the party takes part in, by their names in the run
-        config; None: all.
+        config; None means all.
     dealers : list of str or None
         Names of parties, or "server", that may generate the correlated randomness for
-        products of secret shares. None: the server, in runs of three or more parties.
+        products of secret shares. None means the server, in runs of three or more
+        parties.
     computes : list of str or None
         Names of the parties that may compute such products together with the label
-        holder. None: the first of the other parties.
+        holder. None means the first of the other parties.
     changed_parties : list of str or None
         Names of parties that may join or leave between sums over the same rows: the
-        difference of two such sums reveals the contribution of the named party.
+        difference between two such sums reveals the contribution of the named party.
     min_parties : int
         Minimum number of parties in a run.
     two_parties : bool
-        Whether to take part with only one other party. The other party can then compute
-        this party's contribution to each sum that the other party learns.
+        Whether to take part in runs with only one other party. The other party can then
+        compute this party's contribution to each sum that the other party learns.
     allow_seed : bool
         Whether to take part in runs whose seed the server knows.
     trust_on_first_use : bool
         Whether to pin, on its first run, the key of a peer that `peers` does not list.
     column_names : bool
         Whether to send the server the column names, not only their digests, if parties
-        hold rows.
+        hold different rows.
     max_round_trips, max_bytes : int or None
         Maximum number of messages answered in one run, and maximum size of the replies
         in bytes.
@@ -115,18 +116,19 @@ class Consent(_Rules):
         Number of refused messages, over all runs, after which the party answers no
         message.
     min_changed_rows : int
-        Minimum number of rows in which two sums must differ, unless their rows are the
-        same.
+        Minimum number of rows by which the row sets of two sums must differ, unless the
+        sets are equal.
     most_row_sets : int or None
-        Maximum number of different row sets over which sums leave, over the life of the
-        data; None: a twentieth of the number of rows, but at least 30.
+        Maximum number of different row sets whose sums may leave the party, over the
+        life of the data; None means a twentieth of the number of rows, but at least 30.
     accept_alignments : list of str or None
         ``["server"]``: the server may accept a row order, as may the party's operator.
-        None: only the operator may accept a row order.
+        None means that only the operator may accept a row order.
     leaves : mapping of str to Limit
-        The kinds that may leave, out of :data:`KINDS`.
+        The kinds of values that may leave the party, out of :data:`KINDS`.
     peers : mapping of str to str, or None
-        Public keys of the other parties by their names; None: keys are not checked.
+        Public keys of the other parties by their names; None means that keys are not
+        checked.
 
     Examples
     --------

@@ -30,7 +30,7 @@ def request_changes(
     add: Iterable[Any] = (),
     leave: Iterable[str] = (),
 ) -> None:
-    """Write a party's requests to clustering models that can forget, for later runs.
+    """Write a party's requests to change models that can forget rows, for later runs.
 
     The requests are added to the pending requests in ``forget.txt``, ``add.txt`` and
     ``leave.txt`` in the party's ``state_dir``. Runs of the tasks ``unlearn``, ``add``
