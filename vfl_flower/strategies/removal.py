@@ -37,7 +37,7 @@ class Removal(ModelTask):
     remove         whether data of the model are left     all of it
     =============  =====================================  ==========================
 
-    The parties' rows and columns can have changed since training. If a party has no
+    The parties' rows and columns need not be the same as in training. If a party has no
     data of the model, it reports this, and the run can be repeated, for instance when
     more parties are connected. The answers recorded in a party's journal remain.
 

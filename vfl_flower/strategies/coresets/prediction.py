@@ -52,9 +52,9 @@ class CoresetPrediction(RowPrediction):
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, key                       all of it
-    part           place, kind and size of the model      all of it
+    part           position, kind and size of the model   all of it
     addends        its contribution to the prediction     nothing: only the label
-                   of each row, masked                    holder can open the sum
+                   of each row, masked                    holder can unmask it
     answer         the label holder alone: nothing        nothing
     =============  =====================================  ==========================
 

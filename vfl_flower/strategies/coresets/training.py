@@ -67,7 +67,7 @@ class CoresetVRLR(LinearStrategy):
                    the label holder
     solve          the label holder alone: theta, loss    the model (``gram``)
     held_out       X_j theta_j of held-out rows, masked:  nothing
-                   only the label holder can open f(x)
+                   only the label holder can unmask f(x)
     errors         the label holder alone: the errors     the errors
     =============  =====================================  ==========================
 
@@ -82,7 +82,7 @@ class CoresetVRLR(LinearStrategy):
     With ``solver="gram"``, no row leaves a party in the clear, nor does any sum of
     columns or labels for a single row. The label holder learns the means and the sums
     of products of all columns on the coreset, and the server learns the model. A dealer
-    that colludes with one of the two computing parties can read the columns.
+    that colludes with one of the two computing parties can recover the columns.
 
     The result has the metrics ``train_loss`` (weighted mean squared error on the
     coreset), ``objective``, ``weight_sum`` and ``sigma_min`` (the sigma of Assumption
@@ -92,10 +92,11 @@ class CoresetVRLR(LinearStrategy):
     and ``check_loss``.
 
     The solvers ``cg`` and ``saga`` report ``converged`` and ``iterations``; ``cg`` also
-    reports ``sigma_min_x``, an estimate of ``sigma_min`` without the labels. ``gram``
-    reports ``left_out``, the number of columns that the parties have left out because
-    these columns identify single rows. Before that, the parties add up rare columns and
-    move far rows towards the mean. With ``full`` sampling, there is no ``sigma_min``.
+    reports ``sigma_min_x``, an estimate of ``sigma_min`` that is computed without the
+    labels. ``gram`` reports ``left_out``, the number of columns that the parties have
+    left out because these columns identify single rows. Before that, the parties add up
+    rare columns and move far rows towards the mean. With ``full`` sampling, there is no
+    ``sigma_min``.
 
     Examples
     --------
@@ -324,8 +325,8 @@ class CoresetVKMC(sampling.CoresetStrategy):
     pooled, it also has ``explained`` (1 - cost / cost with one cluster), the numbers of
     rows that the ``smallest_cluster`` and the ``largest_cluster`` represent, and an
     estimate of ``tau`` (Assumption 5.1). Labels are neither needed nor used.
-    Standardise columns of different units first (``standardize=true`` in the node
-    config).
+    If the columns have different units, standardise them first (``standardize=true``
+    in the node config).
 
     With ``evaluate="full"``, the server learns the distance of each row from each
     centre, which reveals much about the row. With more centres than columns, the server

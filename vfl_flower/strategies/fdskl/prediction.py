@@ -32,7 +32,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, key                       all of it
-    part           place, kernel, bandwidth, sizes,       all of it
+    part           position, kernel, bandwidth, sizes,    all of it
                    label holders, scale of labels
     answer         angles; with several label holders,    nothing
                    each of them also its contribution to

@@ -49,7 +49,7 @@ class FDSKL(KernelLearning):
     =============  =====================================  ==========================
     hello          name, sizes, number of labels, key     all of it
     distances      its contribution to distances between  nothing: only the label
-                   rows, masked                           holder can open the sum
+                   rows, masked                           holder can unmask it
     bandwidth      the label holder: their median         the bandwidth
     start          label holders: row numbers of their    the rows' numbers
                    instances, number of f's columns, and
@@ -72,8 +72,8 @@ class FDSKL(KernelLearning):
 
     Notes
     -----
-    The class, even as made by :meth:`paper`, differs from [1] in two ways: 1. It has an
-    intercept. 2. With ``angle_masking="paper"``, the party whose phase remains is
+    Even as returned by :meth:`paper`, the class differs from [1] in two ways: 1. It has
+    an intercept. 2. With ``angle_masking="paper"``, the party whose phase remains is
     picked once for each label holder, not at each call, because a new phase would make
     a different feature. The defaults differ from [1] in three more ways: 3.
     ``angle_masking="circle"``, with private features; 4. blocks of instances and
@@ -311,7 +311,7 @@ class FDSKLDirect(KernelLearning):
     =============  =====================================  ==========================
     hello          name, sizes, number of labels, key     all of it
     distances      its contribution to distances between  nothing: only the label
-                   rows, masked                           holder can open the sum
+                   rows, masked                           holder can unmask it
     bandwidth      the label holder: their median         the bandwidth
     angles         omega_j^T x_j + b_j, masked            nothing
     fit            the label holder: a cross-validation   the score, and lambda

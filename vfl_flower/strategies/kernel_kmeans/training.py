@@ -100,7 +100,7 @@ class FKKMeans(setup.KernelClustering):
 
     Notes
     -----
-    The class differs from [1] in these points: 1. one message per iteration
+    The class differs from [1] in seven points: 1. one message per iteration
     (``"gram"``), which carries the eigenvectors of the previous iteration; 2. sums over
     the parties under masks; 3. the seed of the features, which is a secret of the
     parties; 4. the first iteration and `threshold`; 5. the early stop (`subspace_tol`

@@ -194,7 +194,7 @@ class ForgettingTask(StateTask):
 
 @settings
 class MUFCUnlearn(ForgettingTask):
-    """Forget the rows that the parties have requested to forget.
+    """Forget rows of a trained model at the request of their parties.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -255,7 +255,7 @@ class MUFCUnlearn(ForgettingTask):
 
 @settings
 class MUFCForgetClient(ForgettingTask):
-    """Forget whole parties of a trained model, connected or not.
+    """Forget whole parties of a trained model, whether they are connected or not.
 
     A connected party (a "client" in [1]) removes its own state if ``leave.txt`` in its
     ``state-dir`` names the model (:func:`~vfl_flower.request_changes`). If the party is
@@ -298,7 +298,7 @@ class MUFCForgetClient(ForgettingTask):
 
 @settings
 class MUFCAdd(StateTask):
-    """Add to a trained model the rows that the parties have requested to add.
+    """Add rows to a trained model at the request of their parties.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -312,10 +312,10 @@ class MUFCAdd(StateTask):
     =============  =====================================  ==========================
 
     The ids are in ``add.txt`` in each party's ``state-dir``, which nobody else sees;
-    :func:`~vfl_flower.request_changes` writes them there. A forgotten row stays
-    forgotten under its id. The result has the same distribution as training on the old
-    and new rows with the settings of the model: its box, quantisation step and numbers
-    of clusters. To include the rows of a new party, train again.
+    :func:`~vfl_flower.request_changes` writes them there. A row whose id was forgotten
+    is not added again. The result has the same distribution as training on the old and
+    new rows with the settings of the model: its box, quantisation step and numbers of
+    clusters. To include the rows of a new party, train again.
 
     Raises
     ------
@@ -431,7 +431,8 @@ class MUFCPrediction(ReadingTask):
 
     Each row is assigned to the nearest centre, as in the model's ``predict``. Each
     party writes the clusters of its rows to ``predictions-<model>-<run>.csv`` in its
-    ``state-dir``. Forgotten rows are ignored. Parties of the model may be absent.
+    ``state-dir``. Forgotten rows are ignored. Not all parties of the model need to take
+    part.
 
     Raises
     ------

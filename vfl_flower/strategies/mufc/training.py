@@ -320,9 +320,10 @@ class MUFC(MUFCTask):
     def paper(cls, **settings: Any) -> Self:
         """Return Algorithms 1 and 2 of [1] as published, except for `settings`.
 
-        Drawn rows are the centroids (line 2), gamma is 1 / sqrt(n), and bins become
-        uniform points. Bins are hashed, because no data set of [1] fits `field`
-        "paper". For Algorithm 4 of [1], use ``MUFCUnlearn(lazy_counts=True)``.
+        Drawn rows are the centroids (line 2), gamma is 1 / sqrt(n), and the server
+        represents bins by uniformly drawn points. Bins are hashed, because no data set
+        of [1] fits `field` "paper". For Algorithm 4 of [1], use
+        ``MUFCUnlearn(lazy_counts=True)``.
         """
         published: dict[str, Any] = {"client_training": "init", "min_rows_per_bin": 1}
         published |= {"gamma": "auto", "server_points": "uniform", "privacy": "scma"}

@@ -32,8 +32,8 @@ class RidgePrediction(ComputingParties, RowPrediction):
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, key                       all of it
-    part           place, sizes, label holder, kernel,    all of it
-                   bandwidth
+    part           position, sizes, label holder,         all of it
+                   kernel, bandwidth
     rows           angles and its own columns, masked,    nothing
                    for the two computing parties; the
                    label holder: its weights, masked

@@ -123,15 +123,15 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     Values of a row leave a party only under masks. The label holder learns the model,
     the sums of products of all features, and f(x) for the held-out rows. With
     `relevance`, each party learns how much the model changes with each of its own
-    columns. A dealer that colludes with one of the two computing parties can read the
-    features of all rows.
+    columns. A dealer that colludes with one of the two computing parties can recover
+    the features of all rows.
 
     Notes
     -----
     Products of shares with a dealer's randomness follow [1], products of matrices
     follow [2], and random features over split columns follow [3]. Three elements are
     new: the shares of cosines of angles that nobody knows, the single Gram matrix that
-    a party opens, and the rules that keep this matrix from identifying a row.
+    a party reconstructs, and the rules that keep this matrix from identifying a row.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
     experiments only. Two runs with the same seed differ slightly, since shares are
