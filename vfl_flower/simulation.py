@@ -212,8 +212,8 @@ def simulate(
     Raises
     ------
     ValueError
-        If `strategy` is not a strategy, if there are fewer parties than it needs, or if
-        their number is not its ``n_parties``; also as in
+        `strategy` is not a strategy, there are fewer parties than it needs, or the
+        number of parties differs from its ``n_parties``; also as in
         :meth:`ProtocolStrategy.start`.
     FederationError, PartyFailed
         As in :meth:`ProtocolStrategy.start`.

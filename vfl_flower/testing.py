@@ -434,10 +434,10 @@ def check_strategy(
 ) -> None:
     """Run a strategy some twenty times in this process, and check these runs.
 
-    Passing these checks does not prove privacy. Arrays of real numbers must leave in a
-    sum, in encrypted form, or in a step that declares the kinds that it reveals. Beyond
-    that, the checks only find float64 numbers of a party's data that appear unchanged
-    in messages, and they skip steps that reveal rows or centroids.
+    Passing these checks does not prove privacy. Arrays of real numbers must leave a
+    party in a sum, in encrypted form, or in a step that declares the kinds that it
+    reveals. Beyond that, the checks only find float64 numbers of a party's data that
+    appear unchanged in messages, and they skip steps that reveal rows or centroids.
 
     Parameters
     ----------

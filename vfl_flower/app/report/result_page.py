@@ -11,7 +11,7 @@ from vfl_flower.simulation import SimulatedResult
 
 
 def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
-    """Write the report of a result into a folder, and return its page.
+    """Write the report of a result into a folder, and return the path of its page.
 
     Parameters
     ----------
