@@ -64,7 +64,7 @@ def estimates(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Estimator(BaseEstimator):
-    """Base of the estimators.
+    """Base class of the estimators.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Estimator(BaseEstimator):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SplitColumns(Estimator):
-    """Base of the estimators whose parties hold columns of the same rows.
+    """Base class of the estimators whose parties hold different columns.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class SplitColumns(Estimator):
     columns_per_party: Any = None
 
     def predict(self, X: Any) -> Array:
-        """Return the predictions for rows, shape (n,).
+        """Return the predictions for rows, in an array of shape (n,).
 
         The predictions are values in the unit of y, or cluster numbers.
         """
@@ -196,7 +196,7 @@ class SplitColumns(Estimator):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Labelled(SplitColumns):
-    """Base of the estimators for which one party holds labels.
+    """Base class of the estimators for which one party holds labels.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ class Labelled(SplitColumns):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SplitRows(Estimator):
-    """Base of the estimators whose parties hold different rows of the same columns.
+    """Base class of the estimators whose parties hold different rows.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ class SplitRows(Estimator):
     rows_per_party: Any = None
 
     def predict(self, X: Any) -> Array:
-        """Return the number of each row's nearest centre, shape (n,)."""
+        """Return the number of each row's nearest centre, in an array of shape (n,)."""
         return np.asarray(self._model.predict(self._rows(X)))
 
     def _split(self, X: Any) -> Array:
@@ -429,7 +429,7 @@ def is_list(value: Any) -> bool:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Classifier(Scored, ClassifierMixin, Labelled):
-    """Base of the classifiers whose columns are split over parties.
+    """Base class of classifiers for columns that are split over parties.
 
     Attributes
     ----------
@@ -440,7 +440,11 @@ class Classifier(Scored, ClassifierMixin, Labelled):
     """
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to X, shape (n, d) or a block per party, and y, shape (n,)."""
+        """Fit the model to X and y.
+
+        X is an array of shape (n, d) or a list with one block per party; y is an array
+        of shape (n,).
+        """
         blocks, y = self._split(X, y, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -451,26 +455,30 @@ class Classifier(Scored, ClassifierMixin, Labelled):
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """Return the scores f(x) of rows, shape (n,) for two classes, else (n, K)."""
+        """Return scores f(x), of shape (n,) for two classes and (n, K) for more."""
         scores = np.asarray(self._model.decision_function(self._blocks(X)))
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> Array:
-        """Return the labels of rows, shape (n,)."""
+        """Return the labels of rows, in an array of shape (n,)."""
         codes = super().predict(X)
         return np.asarray(self.classes_[codes.astype(np.int64)])
 
     def predict_proba(self, X: Any) -> Array:
-        """Return the class probabilities of rows, shape (n, K)."""
+        """Return the class probabilities of rows, in an array of shape (n, K)."""
         return np.asarray(self._model.predict_proba(self._blocks(X)))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Regressor(Scored, RegressorMixin, Labelled):
-    """Base of the regressors whose columns are split over parties."""
+    """Base class of regressors for columns that are split over parties."""
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to X, shape (n, d) or a block per party, and y, shape (n,)."""
+        """Fit the model to X and y.
+
+        X is an array of shape (n, d) or a list with one block per party; y is an array
+        of shape (n,).
+        """
         blocks, y = self._split(X, y, y_numeric=True, ensure_min_samples=2)
         self._run(self._made(), self._parties(blocks, y))
         return self

@@ -16,7 +16,7 @@ from vfl_flower.typing import Array
 
 @estimates(CoresetVRLR)
 class CoresetRegressor(Scored, RegressorMixin, Labelled):
-    """Linear regression on a coreset of rows whose columns are split over parties.
+    """Linear regression on a coreset, for columns that are split over parties.
 
     Runs :class:`~vfl_flower.strategies.CoresetVRLR` in this process.
 
@@ -46,7 +46,11 @@ class CoresetRegressor(Scored, RegressorMixin, Labelled):
     """
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to X, shape (n, d) or a block per party, and y, shape (n,)."""
+        """Fit the model to X and y.
+
+        X is an array of shape (n, d) or a list with one block per party; y is an array
+        of shape (n,).
+        """
         blocks, y = self._split(X, y, y_numeric=True)
         result = self._run(self._made(), self._parties(blocks, y))
         self.coef_ = self._joined(self._model.coef_)
@@ -57,7 +61,7 @@ class CoresetRegressor(Scored, RegressorMixin, Labelled):
 
 @estimates(CoresetVKMC)
 class CoresetKMeans(ClusterMixin, SplitColumns):
-    """k-means on a coreset of rows whose columns are split over parties.
+    """k-means on a coreset, for columns that are split over parties.
 
     Runs :class:`~vfl_flower.strategies.CoresetVKMC` in this process.
 
@@ -86,7 +90,10 @@ class CoresetKMeans(ClusterMixin, SplitColumns):
     """
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the model to X, shape (n, d) or a block per party; y is not used."""
+        """Fit the model to X; y is not used.
+
+        X is an array of shape (n, d) or a list with one block per party.
+        """
         blocks, _ = self._split(X)
         self._run(self._made(), [Party(block) for block in blocks])
         self.cluster_centers_ = self._joined(self._model.cluster_centers_)

@@ -25,7 +25,7 @@ def _has_probabilities(estimator: KernelClassifier) -> bool:
 
 @estimates(FDSKLDirect, ONE_PROCESS, target=...)
 class KernelClassifier(Classifier):
-    """Kernel classifier whose columns are split over parties.
+    """Kernel classifier for columns that are split over parties.
 
     Runs :class:`~vfl_flower.strategies.FDSKLDirect` in this process, with the
     target that suits y.
@@ -52,7 +52,7 @@ class KernelClassifier(Classifier):
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
-        """Return the class probabilities of rows, shape (n, K)."""
+        """Return the class probabilities of rows, in an array of shape (n, K)."""
         return super().predict_proba(X)
 
 
@@ -60,7 +60,7 @@ class KernelClassifier(Classifier):
     FDSKLDirect, ONE_PROCESS, target="continuous", loss="square", class_weight="none"
 )
 class KernelRegressor(Regressor):
-    """Kernel regression whose columns are split over parties.
+    """Kernel regression for columns that are split over parties.
 
     Runs :class:`~vfl_flower.strategies.FDSKLDirect` in this process, with the
     square loss.

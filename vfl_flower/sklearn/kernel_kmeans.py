@@ -15,7 +15,7 @@ from vfl_flower.strategies.kernel_kmeans.training import FKKMeans
 
 @estimates(FKKMeans)
 class KernelKMeans(ClusterMixin, SplitRows):
-    """Kernel k-means whose rows are split over parties.
+    """Kernel k-means for rows that are split over parties.
 
     Runs :class:`~vfl_flower.strategies.FKKMeans` in this process.
 
@@ -51,7 +51,10 @@ class KernelKMeans(ClusterMixin, SplitRows):
     """
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the model to X, shape (n, d) or a block per party; y is not used."""
+        """Fit the model to X; y is not used.
+
+        X is an array of shape (n, d) or a list with one block per party.
+        """
         X = self._split(X)
         parties = [Party(X[rows]) for rows in self.rows_per_party_]
         result = self._run(self._made(), parties)

@@ -70,7 +70,10 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     state_folder: Any = None
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the model to X, shape (n, d) or a block per party; y is not used."""
+        """Fit the model to X; y is not used.
+
+        X is an array of shape (n, d) or a list with one block per party.
+        """
         X, self.forgotten_ = self._split(X), np.zeros(0, dtype=np.int64)
         strategy = self._made(server_state=self._server_state)
         return self._cluster(strategy, X, self.forgotten_)

@@ -8,7 +8,7 @@ from vfl_flower.strategies.ridge.training import SecureRidge
 
 @estimates(SecureRidge, target=...)
 class SecureRidgeClassifier(Classifier):
-    """Ridge classifier whose columns are split over parties.
+    """Ridge classifier for columns that are split over parties.
 
     Runs :class:`~vfl_flower.strategies.SecureRidge` in this process,
     with the target that suits y.
@@ -36,7 +36,7 @@ class SecureRidgeClassifier(Classifier):
 
 @estimates(SecureRidge, target="continuous", class_weight="none")
 class SecureRidgeRegressor(Regressor):
-    """Ridge regression whose columns are split over parties.
+    """Ridge regression for columns that are split over parties.
 
     Runs :class:`~vfl_flower.strategies.SecureRidge` in this process.
 
