@@ -31,7 +31,7 @@ CANDIDATES = tuple(2.0**k for k in range(-2, 5))
 
 
 def base_scores(Y: Array, loss: str) -> Array:
-    """Return the initial value of f, shape (C,): the mean of labels Y, shape (n, C).
+    """Return the initial value of f, of shape (C,): the mean of the labels Y, (n, C).
 
     With the logistic loss, the initial value is the log odds of the labels, after
     adding one row of each class.

@@ -41,7 +41,7 @@ def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
 def seed_centers(
     blocks: RowBlocks, k: int, rng: np.random.Generator, weights: Array | None = None
 ) -> Array:
-    """Choose k of the rows, (n, d), by greedy k-means++ seeding; returns (k, d).
+    """Choose k of the n rows by greedy k-means++ seeding; return them, (k, d).
 
     The first centre is a random row. For each further centre, 2 + floor(ln k)
     candidates are drawn with probability proportional to w_i min_l |x_i - c_l|^2, and
@@ -166,7 +166,7 @@ def lloyd(
 def weighted_kmeans(
     X: Array, k: int, weights: Array, rng: np.random.Generator, n_init: int = 10
 ) -> tuple[Array, float]:
-    """Cluster weighted rows X, (m, d), with scikit-learn's KMeans.
+    """Cluster the weighted rows of X, of shape (m, d), with scikit-learn's KMeans.
 
     Returns the best centres of `n_init` starts, (k, d), and their cost, sum_i w_i min_l
     |x_i - c_l|^2. The weights w, (m,), are not negative. If fewer than k rows are

@@ -62,9 +62,9 @@ def lanczos(
     """Find the eigenpairs above a threshold (Algorithm 2 with eq. 3 of [1]).
 
     `matvec` maps c, (n,), to g = R c, (n,) (line 5), with R symmetric. `start`, (n,),
-    is a multiple of c_1, and `first`, (n,), is R c_1 if the caller knows this product.
-    The function looks for all eigenvalues above `threshold`, which is eta_t lambda in
-    [1], and in any case for the `at_least` largest eigenvalues.
+    is a multiple of c_1; `first`, (n,), is R c_1, or None if the caller does not know
+    this product. The function looks for all eigenvalues above `threshold`, which is
+    eta_t lambda in [1], and in any case for the `at_least` largest eigenvalues.
 
     The iteration stops when every Ritz value above the threshold has converged and the
     largest Ritz value not above the threshold has settled. A value has settled if its

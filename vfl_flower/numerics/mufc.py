@@ -64,11 +64,11 @@ def initialise(
     to the first centroid. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
-    Given the earlier centroids, the next centroid is either a D^2 draw from X that
-    fell outside X_R, which has the law of a D^2 draw from X', or a new D^2 draw from
-    X'. In both cases the centroid is a D^2 draw from X', so by induction the sequence
-    of rows has the law of a fresh run on X'. Several consecutive requests are also
-    exact, and so is the removal of a row that equals another row.
+    Given the earlier centroids, the next centroid is either a D^2 draw from X that fell
+    outside X_R, which has the law of a D^2 draw from X', or a new D^2 draw from X'. In
+    both cases the centroid is a D^2 draw from X', so by induction the sequence of rows
+    has the law of a fresh run on X'. The result is also exact after several consecutive
+    requests, and after the removal of a row that equals another row.
 
     The lemma does not hold for a set X_R that depends on the draws: a set chosen with
     knowledge of the centroids, or the rows of highest cost under the current C_s, as in

@@ -334,7 +334,7 @@ def _table(itemsize: int) -> Array:
 def taken(angles: Array, multiple: int) -> Array:
     """Return each angle times `multiple`, modulo a full turn.
 
-    The results are the angles at the bandwidth divided by `multiple`. Their
+    The results are the angles for a bandwidth of ``bandwidth / multiple``. Their
     quantisation errors are also multiplied.
     """
     if multiple == 1:

@@ -12,8 +12,8 @@ b has a separate penalty :math:`d_b`, so its kernel has the weight :math:`1 / d_
 
 where S and C are sums about the means over the rows. The penalties maximise the
 *evidence*: the probability of the targets if the weights are normal with the variances
-:math:`1 / d_b` in units of the residual variance, which is integrated out [1], [2]. The
-negative logarithm of the evidence is
+:math:`1 / d_b`, in units of the residual variance. The residual variance is integrated
+out [1], [2]. The negative logarithm of the evidence is
 
 .. math:: \ell(d) = \sum_k \tfrac{n-1}2 \log(T_{kk} - C_k^T A^{-1} C_k)
     + \tfrac K2 (\log |A| - \log |n D|), \qquad T = Y_c^T Y_c,

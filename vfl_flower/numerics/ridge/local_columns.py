@@ -1,12 +1,12 @@
 r"""The columns that a party derives for a Gram matrix from its own columns alone.
 
-Whoever opens a Gram matrix can read a row if a known column, or a known combination of
-columns, is nonzero only in that row. So each column here has a *support*: at least
-`least` rows differ from its most frequent value. Real columns are clipped at values
-that `REACHED` rows reach or exceed on either side, and at 8 standard deviations, so
-that new rows cannot lie far outside the range of the training rows. No row has a
-leverage above a bound (:func:`bounded`, which the party applies to all columns that
-leave the party).
+Whoever reconstructs a Gram matrix can compute a row if a known column, or a known
+combination of columns, is nonzero only in that row. So each column here has a
+*support*: in at least `least` rows, it differs from its most frequent value. Real
+columns are clipped at values that `REACHED` rows reach or exceed on either side, and at
+8 standard deviations, so that new rows cannot lie far outside the range of the training
+rows. No row has a leverage above a bound (:func:`bounded`, which the party applies to
+all columns that leave the party).
 
 There are three types of columns:
 
