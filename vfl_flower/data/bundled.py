@@ -97,9 +97,9 @@ def from_synthetic(
 
     Column j is :math:`x_j = \sqrt\rho f + \sqrt{1 - \rho} e_j`, so that any two columns
     have correlation :math:`\rho`, and :math:`y = \sum_j \theta_j x_j + \sigma e`, with
-    :math:`f, e_j, \theta, e` standard normal. Each has its own random stream: a party
-    draws only its own columns, and the label holder also draws the other columns, one
-    at a time, to compute y.
+    :math:`f, e_j, \theta, e` standard normal. Each column has its own random stream: a
+    party draws only its own columns, and the label holder also draws the other columns,
+    one at a time, to compute y.
     """
     _refuse(source, "id_column", "label_column", "columns")
     p = _parse_synthetic(source)

@@ -95,8 +95,9 @@ class CacheEntry:
     """The converted form of one party file under one set of options.
 
     An entry has the files ``.X.npy``, ``.y.npy`` and ``.json``, which is written last:
-    a reader sees a complete entry or none. Its ids, ``.ids.npy`` and ``.at.npy``, serve
-    several entries, as they depend on fewer options.
+    a reader sees a complete entry or none. Several entries share the id files
+    ``.ids.npy`` and ``.at.npy``, because the ids depend on fewer options than the
+    entries do.
     """
 
     folder: Path

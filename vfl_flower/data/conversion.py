@@ -361,7 +361,7 @@ def _write(survey: Survey, file: PartyFile, files: Sequence[Any]) -> None:
 
 
 def convert_ids(file: PartyFile, entry: CacheEntry) -> Sequence[str] | None:
-    """Return the ids in file order, via the cache, or None without an id column."""
+    """Return the ids in file order, using the cache; None if there is no id column."""
     with file.reading():
         table = open_table(file)
         plan = Plan(table.names, file)

@@ -182,8 +182,8 @@ _VALUE = re.compile(
 def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
     """Return whether the first record looks like the other rows, not like a header.
 
-    Numbers can be names if they are years, or count up like the default names in
-    pandas.
+    Numbers can be names if they are years, or if they are consecutive like the default
+    names in pandas.
     """
     if not rows:
         return False

@@ -477,7 +477,9 @@ def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
 
 
 class Labels:
-    """A column of labels, whose `classes` become 0, 1 and so on (None for numbers).
+    """A column of labels, whose `classes` become 0, 1 and so on.
+
+    `classes` is None if the labels are numbers.
 
     For new rows, the classes are the training classes in the encoding.
     """

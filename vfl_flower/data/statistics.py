@@ -106,7 +106,7 @@ class Numbers:
         return float((d - 4 * a * c + 6 * a * a * b - 3 * a**4) / variance**2)
 
     def filled(self, fill: float | None) -> tuple[float, float]:
-        """Return mean and population variance after filling gaps with `fill`."""
+        """Return the mean and population variance after filling gaps with `fill`."""
         if fill is None or not self.gaps:
             return self.mean, self.squares / max(self.known, 1)
         n, gap = self.known + self.gaps, fill - self.mean
