@@ -1,4 +1,4 @@
-"""The columns that a party declares if parties hold rows, and their order in a run.
+"""Columns that a party declares if parties hold different rows, and their order.
 
 In ``hello``, the party sends the digest of each column's name, the column's kind, and a
 digest of the levels of text columns. It sends the names only if its consent allows
@@ -37,7 +37,7 @@ class Declared(TypedDict):
 
 
 def declared(party: Party, of_rows: bool = True) -> Declared:
-    """Return a party's declaration of its columns; empty unless parties hold rows."""
+    """Return a party's declaration of its columns; empty unless rows are split."""
     entries = _entries(party) if of_rows else []
     names = [entry["name"] for entry in entries]
     levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}

@@ -4,8 +4,9 @@ Sums over three or more parties, and the few numbers that each step declares, ma
 leave a party. Every other value belongs to a kind in
 :data:`~vfl_flower.protocol.terms.KINDS`, and the party's ``consent.toml`` must name
 that kind. This file can also limit the number of different rows that leave in one run
-and over the life of the data. A kind without consent is refused before the step starts;
-too many rows are refused inside the step, when it calls ``party.share``.
+and over the life of the data. A request for a kind without consent is refused before
+the step starts; a request for too many rows is refused inside the step, when it calls
+``party.share``.
 """
 
 from __future__ import annotations

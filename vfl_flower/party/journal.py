@@ -207,7 +207,7 @@ class Journal:
         memory.restore(vault.open(b"state", content), array, key)
 
     def _state(self, column: str) -> bytes:
-        """Return a column of the session's state; raise PartyError without a state."""
+        """Return a column of the session's state; raise PartyError if there is none."""
         query = f"SELECT {column} FROM locked_states WHERE run = ?"
         if (content := self._value(query, self._run)) is None:
             raise PartyError(

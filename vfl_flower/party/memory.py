@@ -137,7 +137,7 @@ class Memory:
         return f"{self._session['session']:016x}" if self._session else ""
 
     def open(self, session: int) -> bytes:
-        """Start a session and return its public key, the same key in repeated calls."""
+        """Start a session; return its public key, the same key if called repeatedly."""
         if self.place[0] != session:
             private = new_private_key()
             self.forget()

@@ -3,8 +3,8 @@
 The server chooses these rows, and two sums whose row sets differ by a single row reveal
 that row. So a party records each set of rows, with their weights, for the life of its
 data: a set must equal an earlier set, or differ from every earlier set by many rows. It
-also records the parties of each sum: two sums, with and without one party, reveal that
-party's contribution.
+also records which parties contribute to each sum, because two sums, one with and one
+without a party, reveal that party's contribution.
 
 Rows are identified by keyed tags of their ids, so that the order of the file does not
 matter. In a file without ids, rows are identified by their positions.

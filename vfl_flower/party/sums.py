@@ -47,7 +47,7 @@ class PartySums:
 
     @cached_property
     def relay(self) -> Relay:
-        """The party's masks in this run, and its encryption for other parties."""
+        """The party's masks, and its encryption of messages to other parties."""
         keys, frame = (self.private_key, self.public_keys), self.frame
         with refusing("the parties' public keys are not valid: "):
             return Relay(*keys, frame.index, frame.session)
