@@ -166,9 +166,9 @@ class SparseSum:
         """Return the bins and counts of a sum of messages ([1], Algorithm 2, line 3).
 
         The bins, (m, d), are distinct and in lexicographic order; the counts, (m,), are
-        q_j >= 1. `total`, uint64, (size,), is the sum of the messages of all parties,
-        without masks; `n` is the sum of all counts, below p. Raises SparseSumError if a
-        check fails; no part of the sum is then decoded.
+        q_j >= 1. `total`, a uint64 array of shape (size,), is the unmasked sum of the
+        messages of all parties; `n` is the sum of all counts and is below p. Raises
+        SparseSumError if a check fails; no part of the sum is then decoded.
         """
         field = PrimeField(self.p)
         sums, payload = np.split(total, [2 * self.n_slots])

@@ -47,7 +47,7 @@ from vfl_flower.typing import Array
 
 
 def hide_angles(deal: Deal, seed: bytes, angles: Array, block: int) -> Array:
-    """Return a party's angles of a block plus its random angles, theta_l + r_l.
+    """Return a party's angles for a block plus its random angles, theta_l + r_l.
 
     The angles, (b, features), are uint16 or uint32. The result is uniform to anyone
     without the seed. The results of all parties add up to delta, modulo a full turn. If

@@ -119,7 +119,7 @@ def hide_matrix(
 
     The blocks are uniform. `challenge` is a secret of the two parties, which the dealer
     never learns. Raises ValueError if the dealer's message is for a different use or
-    altered.
+    has been altered.
     """
     dealt.check(deal, holder_of(deal))
     factors = _challenge(deal, challenge)
@@ -135,7 +135,7 @@ class PrivateProduct:
     (:meth:`share`): the holder from Z^T W, and the other party from
     :meth:`masked_sums`. Before anybody adds the shares, both compare their
     :meth:`proof`. Raises ValueError if the dealer's message is for a different use or
-    altered.
+    has been altered.
     """
 
     def __init__(

@@ -72,7 +72,8 @@ def hidden_frequencies(
 ) -> Array:
     """Return a party's masked frequencies, (A, d), for the label holder.
 
-    Raises ValueError if the dealer's message is for a different use or altered.
+    Raises ValueError if the dealer's message is for a different use or has been
+    altered.
     """
     triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))
     elements, _ = FREQUENCIES.encode(omega.T)

@@ -316,7 +316,8 @@ class PredictionTriple(_Triple):
     ) -> Array:
         """Return party 0's share of F w for one block, uint64, (b, outputs).
 
-        `share` is [F]_0 of the block, and `opened`, (b, columns), is from party 1.
+        `share` is the share [F]_0 of the block, and `opened`, (b, columns), is the
+        value that party 1 sent.
         """
         bits = self.deal.bits
         features = reduce(share + opened, bits)
@@ -374,7 +375,10 @@ def _owner_seed(deal: Deal, seed: bytes, owner: int) -> bytes:
 def _matrix(
     deal: Deal, seed: bytes, block: int, more: int = 0, owner: int | None = None
 ) -> Array:
-    """Return a block of random numbers for all columns and `more`, or for one owner."""
+    """Return a block of random numbers.
+
+    The block is for all columns and `more` extra columns, or for one owner's columns.
+    """
     rows = list(deal.blocks())[block]
     count = rows.stop - rows.start
     if not deal.owners:
