@@ -40,7 +40,7 @@ def load_from_context(context: Context) -> Party:
 
 
 def _is_real(source: PartySource, by_node: bool) -> bool:
-    """Return whether the data need protection; refuse a file named in a run config."""
+    """Return whether the data need protection; refuse a file from a run config."""
     if not is_file(source):
         return False
     # Flower simulates with Ray, which a SuperNode does not import.

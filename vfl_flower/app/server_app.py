@@ -134,7 +134,7 @@ def checkpoint_of(
     strategies: dict[str, ProtocolStrategy],
     more: Sequence[str] = (),
 ) -> Iterator[Checkpoint]:
-    """Keep a checkpoint until the run is complete; remove a folder that stays empty."""
+    """Keep a checkpoint until the run is complete; remove the folder if it is empty."""
     same = {k: v for k, v in config.items() if k not in ("timeout", "output-dir")}
     resumable = all(strategy.resumable for strategy in strategies.values())
     checkpoint = Checkpoint(folder / FILE if resumable else None, same)

@@ -93,7 +93,7 @@ def stored_models(folder: Path, removed: bool = False) -> Iterator[Stored]:
 
 
 def find_models(name: str, folder: Path) -> list[Stored]:
-    """Return the models with this name: versions of an id, or all models of a run."""
+    """Return the models that this name denotes: all of one id, or all of one run."""
     return [
         model
         for model in stored_models(folder)

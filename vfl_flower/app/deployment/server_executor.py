@@ -24,7 +24,7 @@ def main(
         int | None, typer.Option(help="Process whose end also ends this process.")
     ] = None,
 ) -> None:
-    """Start the ServerApps of a SuperLink, until a signal ends this process."""
+    """Keep starting the ServerApps of a SuperLink until a signal ends this process."""
     try:
         from vfl_flower.app.deployment.serverapps import serve
         from vfl_flower.app.flwr_internals.superexec import check_flower

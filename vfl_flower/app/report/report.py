@@ -84,7 +84,7 @@ def markdown(text: str) -> str:
 
 
 def page_text(result: ProtocolResult) -> str:
-    """Return the page of a result as text, and write nothing."""
+    """Return the report page of a result as text, without writing a file."""
     record = record_of({result.strategy.variant: result}, *of_python(result))
     # JSON turns all keys into text, as in a result that is read from its file.
     record = json.loads(json.dumps(record))
