@@ -193,9 +193,9 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
     ) -> tuple[int, dict[str, float]]:
         """Minimise |r|^2 + penalty by conjugate gradients, a round trip per iteration.
 
-        The parties send A s for the gradient s. The server then computes A p, for the
-        direction p = s + beta p_old, and the energy of the penalty, without another
-        request.
+        The parties send the product A s, where s is the gradient. The server then
+        computes A p, for the direction p = s + beta p_old, and the energy of the
+        penalty, without another request.
         """
         q: Array = np.zeros_like(r)
         penalty = 0.0

@@ -45,7 +45,7 @@ class Coreset:
 
     @property
     def weighted(self) -> party.WeightedRows | None:
-        """Rows and weights as sent to the parties; None: all training rows."""
+        """Rows and weights as sent to the parties; None means all training rows."""
         if self.rows is None:
             return None
         return party.WeightedRows(self.rows, self.weights)

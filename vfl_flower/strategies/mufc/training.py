@@ -93,7 +93,7 @@ class MUFCTask(ProtocolStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Centroids, to within a bin, and row sums, for the objective."""
+        """Centroids, accurate to one bin, and the row sums that the objective needs."""
         versions = party.commit in self.steps
         return Terms(("centroids",), ("row-sums",) if versions else ())
 
@@ -503,7 +503,7 @@ def new_key(parties: Parties, agreed: TrainingSettings) -> bytes:
 
 
 def sums_of(agreed: TrainingSettings) -> dict[str, Sum]:
-    """Return the sums that the server requests with the counts."""
+    """Return the sums that the server requests together with the counts."""
     sums = {"totals": Sum(float(party.MOST_ROWS))}
     if agreed.privacy == "scma":
         sums["message"] = Sum(group="field")
