@@ -87,7 +87,7 @@ class Trained(Counts):
 
 
 class Abandoned(TypedDict):
-    """Reply of :func:`abandon`: nothing."""
+    """The reply of :func:`abandon`, which is empty."""
 
 
 class Committed(TypedDict):

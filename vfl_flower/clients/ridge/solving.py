@@ -1,4 +1,4 @@
-"""Solving a ridge model at the label holder, and the parties' local models."""
+"""Solving a ridge model at the label holder, and local models at the parties."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ def _solve(
 ) -> tuple[Array, GramFit, Array]:
     """Open the Gram matrix and solve the system.
 
-    Returns the matrix, the solution, and the order of the matrix: local columns, joint
-    features by bandwidth, targets, and the column of ones.
+    Returns the matrix, the solution, and the order of the matrix's columns: local
+    columns, joint features by bandwidth, targets, and the column of ones.
     """
     task, product = state.task, _computed(party)
     roles = product.roles
@@ -290,7 +290,7 @@ def drawn_probes(
 
 
 def _order(roles: Roles, local: int, counts: Sequence[int]) -> Array:
-    """Return the places of local columns, joint features, targets, column of ones."""
+    """Return the positions of local columns, joint features, targets and constant."""
     start = sum(roles.owners[: roles.first]) + local
     stop = sum(roles.owners[: roles.first + 1])
     first, angles = roles.columns - roles.joint, roles.joint // 2
