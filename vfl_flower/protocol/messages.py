@@ -67,8 +67,8 @@ def address(content: RecordDict, frame: Values, values: bytes) -> None:
 def bundle(content: RecordDict) -> RecordDict:
     """Return the content to send: small messages as one record, large ones unchanged.
 
-    Flower sends each record and array in separate calls, which cost a SuperLink more
-    than the bytes of a small message do.
+    Flower sends each record and each array in a separate call; for a small message,
+    these calls cost a SuperLink more than the bytes do.
     """
     if bytes_of_arrays(content) > MOST_BUNDLED:
         return content

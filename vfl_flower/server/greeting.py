@@ -175,7 +175,7 @@ class Greeter:
         return {node: reply.values for node, reply in zip(nodes, replies, strict=True)}
 
     def message(self, count: int, goes_on: bool = False) -> RecordDict:
-        """Return the first message of the run to each of `count` parties."""
+        """Return, for each of `count` parties, the first message of the run."""
         terms = replace(self._terms, parties=count)
         values = flatten({"partition": self._partition, "terms": terms})
         more = {"goes_on": True} if goes_on else {}
