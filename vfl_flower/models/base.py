@@ -48,7 +48,7 @@ class Model:
 
     @property
     def clusters(self) -> tuple[Array, Array] | None:
-        """Centres, shape (k, d), and row counts of clusters, shape (k,); or None.
+        """Centres, of shape (k, d), and row counts of clusters, of shape (k,), or None.
 
         The row counts have shape (0,) if they are unknown.
         """
@@ -90,7 +90,7 @@ class Model:
 
     @classmethod
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
-        """Return the labels that one party's local model assigns to rows, shape (n, d).
+        """Return the labels that one party's local model assigns to rows X, (n, d).
 
         `part` contains the settings and arrays of the local model; the rows are encoded
         as in training. Raises ValueError if a local model alone cannot label rows.
@@ -220,7 +220,7 @@ class PartedModel(Model):
         return self._scores(self.parts, check_blocks(blocks, self.widths))
 
     def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
-        """Return f(x), shape (n, C), from all local models."""
+        """Return f(x), of shape (n, C), from all local models."""
         raise NotImplementedError
 
     @property
@@ -230,7 +230,7 @@ class PartedModel(Model):
         return part
 
     def predict(self, blocks: Sequence[Array]) -> Array:
-        """Return the predicted labels or values of new rows, shape (n,).
+        """Return the predicted labels or values of new rows, in an array of shape (n,).
 
         See :meth:`decision_function`.
         """

@@ -134,7 +134,7 @@ class KernelKMeansModel(Model):
 
     @classmethod
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
-        """Return the clusters that one party's local model assigns to rows, shape (n,).
+        """Return the clusters, (n,), that one party's local model assigns to rows.
 
         Raises ValueError if the local model has no map for rows.
         """
