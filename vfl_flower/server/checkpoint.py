@@ -106,7 +106,7 @@ class Checkpoint:
         return self.held - self._place
 
     def nodes(self) -> list[int]:
-        """Return the node ids of the next stored round trip; [] if there is none."""
+        """Return the node ids of the next stored round trip, or [] if there is none."""
         if self._db is None or not self.ahead:
             return []
         (nodes,) = self._entry("nodes")
@@ -145,7 +145,7 @@ class Checkpoint:
                 yield records_from_bytes(content)
 
     def add(self, place: int, content: RecordDict) -> None:
-        """Write the reply of the node at this place in the current round trip."""
+        """Write the reply of the node at this position in the current round trip."""
         if self._db is None:
             return
         packed = records_to_bytes(content)

@@ -43,10 +43,10 @@ class Replies(Sequence[R]):
     """Returns the error that describes the fault in a party's reply."""
     sums: Arrays = field(default_factory=dict)  # of the values sent under masks
     sealed: dict[str, Sealed] = field(default_factory=dict)
-    """Sums over the parties that only one party can open."""
+    """Sums over the parties that only one party can unmask."""
     secrets: dict[str, list[Any]] = field(default_factory=dict)
     """Values from each party for every other party, encrypted for the recipient: lists
-    for :func:`~vfl_flower.protocol.steps.each`, with None at the sender's place."""
+    for :func:`~vfl_flower.protocol.steps.each`, with None for the sender."""
     clipped: int = 0  # number of values clipped to the bound of their sum
 
     @overload

@@ -377,7 +377,7 @@ class ProtocolStrategy(Strategy):
 
     @property
     def works_with(self) -> str | None:
-        """Id of the model whose local models the parties load; None: no models."""
+        """Id of the model whose local models the parties load, or None."""
         return None
 
     @property
@@ -441,7 +441,7 @@ class ProtocolStrategy(Strategy):
         log.info("%s(%s)", type(self).__name__, shown)
 
     def _no_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: a protocol has no rounds that Flower could configure or aggregate."""
+        """Raise, because a protocol has no rounds that Flower could configure."""
         reason = "is one protocol without rounds: call start(grid)"
         raise NotImplementedError(f"{type(self).__name__} {reason}")
 
