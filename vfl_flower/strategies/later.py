@@ -52,7 +52,7 @@ class LaterTask(ModelTask):
 
 @settings
 class RowPrediction(LaterTask, JudgedStrategy):
-    """Predictions that one party opens; see the subclasses."""
+    """Predictions that only one party receives; see the subclasses."""
 
     task = "predict"
     question = "What does the model predict for new rows?"

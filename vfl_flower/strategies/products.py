@@ -1,4 +1,4 @@
-"""The server's side of computing a Gram matrix, which only one party opens."""
+"""The server's side of computing a Gram matrix, which only one party reconstructs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ComputingParties(ProtocolStrategy):
         return Computing(self.dealer, self.computes or None)
 
     def places(self, parties: Parties) -> tuple[int | None, int | None]:
-        """Return the indices of `dealer` and `computes`; None: no such party."""
+        """Return the indices of `dealer` and `computes`, or None for no such party."""
         places = {info.name: place for place, info in enumerate(parties)}
         return places.get(self.dealer), places.get(self.computes)
 
@@ -56,7 +56,7 @@ class ComputingParties(ProtocolStrategy):
         holder: int | None = None,
         **more: int,
     ) -> Roles:
-        """Check the parties, and return their roles; `holder` opens the result."""
+        """Check the parties; return their roles. `holder` reconstructs the result."""
         holder = parties.label_holder if holder is None else holder
         (dealing, second), dealer = self.places(parties), self.dealer
         names = ", ".join(info.name for info in parties)
@@ -111,7 +111,7 @@ def multiply(
     hidden: Replies[Any],
     joint: Replies[Any] | None = None,
 ) -> dict[int, Array]:
-    """Have two parties multiply; return the share for the party that opens the result.
+    """Have two parties multiply; return the share for the party that adds both shares.
 
     This party is the first of the two.
     """

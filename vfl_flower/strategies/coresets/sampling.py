@@ -33,13 +33,13 @@ class Coreset:
     """Rows, their weights and, if the rows were pooled, their values."""
 
     rows: Array | None
-    """S, with repeats, shape (m,); None: all training rows."""
+    """S, with repeats, of shape (m,); None means all training rows."""
     weights: Array
-    """W, shape (m,)."""
+    """W, of shape (m,)."""
     X: list[Array] | None = None
-    """The rows at each party, shape (m, d_j), if the solver pools them."""
+    """The rows at each party, of shape (m, d_j), if the solver pools rows."""
     y: Array | None = None
-    """The labels of the rows, shape (m,), if the solver pools them."""
+    """The labels of the rows, of shape (m,), if the solver pools rows."""
     check: Coreset | None = None
     """A second, independent draw."""
 

@@ -39,7 +39,7 @@ label."""
 _REAL = Sum(bound=2.0**60, group="plain")
 
 SummedAngles = dict[int, state.SummedRows]
-"""For each label holder, rows with summed angles that only this holder can open."""
+"""For each label holder, rows with summed angles that only this holder can unmask."""
 
 
 class OverlappedMessage(NamedTuple):
@@ -62,7 +62,7 @@ class Angles:
     holders: list[int]
     """Indices of the parties that hold labels."""
     bits: state.Bits
-    """Bits of an angle and of sums on the circle; 64: real turns without masks."""
+    """Bits of an angle and of sums on the circle; 64 means real turns without masks."""
     topology: Topology = "star"
     phase_parties: tuple[int, ...] = ()
     """For each label holder, the party whose phase remains, if features are shared and

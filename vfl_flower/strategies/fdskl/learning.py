@@ -33,7 +33,7 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_FEATURES = 2048
-"""Maximum number of features by default: the time to fit grows with its cube."""
+"""Default maximum of the number of features: the time to fit grows with its cube."""
 
 
 @settings

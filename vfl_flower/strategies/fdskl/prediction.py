@@ -106,7 +106,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
     def _check_parts(
         self, parties: Parties, replies: Replies[prediction.KernelPartInfo]
     ) -> None:
-        """Raise unless these are all local models of one model, each in its place."""
+        """Raise unless these are all local models of one model, in the right order."""
         check_places(parties, replies, _COMMON)
         first = replies[0]
         holders, phase_parties = first["holders"], first["kept"]

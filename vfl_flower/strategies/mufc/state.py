@@ -27,21 +27,21 @@ class GlobalClusters:
     """The data that the server stores for one version."""
 
     version: int
-    """Version of the clustering; 0: training is not finished."""
+    """Version of the clustering; 0 means that training is not finished."""
     run: str
     """The run that saved this version."""
     bins: Array
-    """Nonempty bins of q, int64, shape (m, d)."""
+    """Nonempty bins of q, an int64 array of shape (m, d)."""
     counts: Array
-    """Number of rows in each bin, int64, shape (m,)."""
+    """Number of rows in each bin, an int64 array of shape (m,)."""
     centers: Array
-    """C_s, shape (K, d), in the unit of the data."""
+    """C_s, of shape (K, d), in the unit of the data."""
     parties: list[str]
     """Names of the parties whose rows are in q."""
     settings: TrainingSettings
     """Settings that the parties agreed to in training."""
     sizes: Array
-    """Number of rows in each cluster, int64, shape (K,).
+    """Number of rows in each cluster, an int64 array of shape (K,).
 
     It is empty before `ServerState.describe`."""
     inertia: float
@@ -151,7 +151,7 @@ class ServerState(StateFile):
             )
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the audit log, oldest entry first; `changed`: whether q changed."""
+        """Return the audit log, oldest entry first; `changed` is true if q changed."""
         log = self._log("time, kind, version, clients AS parties, changed")
         for entry in log:
             entry["parties"] = json.loads(entry["parties"])

@@ -578,7 +578,7 @@ def _inertia(replies: Replies[Any], most: float) -> float:
 
 
 def _sizes(replies: Replies[Any], n_rows: int) -> Array:
-    """Return the number of rows of each cluster, shape (K,)."""
+    """Return the number of rows in each cluster, as an array of shape (K,)."""
     sizes = np.rint(replies.sums["sizes"])
     if not (sizes >= 0).all() or sizes.sum() != n_rows:
         raise FederationError(

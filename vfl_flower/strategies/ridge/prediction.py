@@ -84,7 +84,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
         return replace(super().terms, needs=("moments",), computing=self.computing)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Check the local models, then have the label holder open all rows' scores."""
+        """Check the local models, then have the label holder reconstruct the scores."""
         dealt_by, second = self.places(parties)
         described = parties.ask(dealing.part, dealt_by=dealt_by, second=second)
         first = described[0]

@@ -94,7 +94,7 @@ def sums_of_angles(roles: Roles, bits: int) -> dict[str, Sum | float]:
 def summed_angles(
     parties: Parties, roles: Roles, hidden: Replies[Any], *places: int
 ) -> Array:
-    """Return the sums of angles that the parties at `places` open, as an argument."""
+    """Return the sums of angles that the parties at `places` unmask, as an argument."""
     given = places if roles.joint else ()
     sums = {j: opened(hidden.sealed.pop(f"angles_{j}")) for j in given}
     return each_of(parties, sums)
@@ -113,7 +113,7 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
 def score_rows(
     parties: Parties, roles: Roles, rows: Array, dealt: Dealing, **how: bool
 ) -> Measures:
-    """Have the label holder open the scores of rows, in three round trips.
+    """Have the label holder reconstruct the scores of rows, in three round trips.
 
     `how` is passed to the step :func:`vfl_flower.clients.ridge.scores.scores`.
     """

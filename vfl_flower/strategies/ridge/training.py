@@ -422,7 +422,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         dealt: Dealing,
         **more: Any,
     ) -> tuple[dict[int, Array], int, dict[int, Array]]:
-        """Have parties compute the Gram matrix; return a share for the label holder.
+        """Have two parties compute the Gram matrix; return a share for the holder.
 
         Also return the factor of the angles, and frequencies for the label holder.
         """
