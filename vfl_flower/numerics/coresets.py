@@ -38,11 +38,11 @@ class ClusterSummary:
     """The results of a local clustering that Algorithm 3 uses; no cluster is empty."""
 
     centers: Array
-    """C^(j), shape (k, d)."""
+    """C^(j), of shape (k, d)."""
     sizes: Array
-    """|B_l|, the number of rows of each cluster: int64, shape (k,), at least 1."""
+    """|B_l|, the number of rows in each cluster, at least 1; int64, of shape (k,)."""
     costs: Array
-    """Sums of |x_i - c_l|^2 over each B_l, shape (k,), which add up to cost^(j)."""
+    """Sums of |x_i - c_l|^2 over each B_l, of shape (k,), which add up to cost^(j)."""
 
 
 def cluster_summary(
@@ -74,7 +74,7 @@ def cluster_summary(
 def vkmc_sensitivities(
     rows: Array, summary: ClusterSummary, alpha: float = 2.0
 ) -> Array:
-    """Return the sensitivities of k-means (Algorithm 3, line 10), shape (b,).
+    """Return the sensitivities of k-means (Algorithm 3, line 10), of shape (b,).
 
     `rows`, (b, d), are some of the rows that `summary` describes. The cost of the
     summarised clustering is at most `alpha` times the lowest possible cost. For i in
@@ -106,7 +106,7 @@ def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
 
 
 def coreset_weights(total: float, scores: Array) -> Array:
-    """Return w(i) = G / (m sum_j g_i^(j)) (Algorithm 1, line 8), shape (m,).
+    """Return w(i) = G / (m sum_j g_i^(j)) (Algorithm 1, line 8), of shape (m,).
 
     `total` is G, and `scores`, (m,), holds the score of each draw i of S, summed over
     all parties; m = |S|. The expectation of a weighted sum over S is the sum over all

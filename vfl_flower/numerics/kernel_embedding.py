@@ -30,7 +30,7 @@ class FeatureSetup(TypedDict):
     seed: str
     """Hexadecimal seed of the features, a secret of the parties."""
     fill: NotRequired[Array]
-    """Replacements for missing values, shape (d,); default: `shift`."""
+    """Replacements for missing values, of shape (d,); default: `shift`."""
     shift: NotRequired[Array]
     """For standardised columns: rows x are replaced by (x - shift) * scale; (d,)."""
     scale: NotRequired[Array]
@@ -46,9 +46,9 @@ class EmbeddingPart(FeatureSetup):
     """Map from the features of all iterations to the embedding, (D_1 + .. + D_T, s);
     absent if the paper's communication mechanism is not used."""
     centers: Array
-    """Centres of the clusters in the space of the embedding, shape (k, s)."""
+    """Centres of the clusters in the space of the embedding, of shape (k, s)."""
     labels: Array
-    """Clusters of the party's training rows: int32, shape (n,)."""
+    """Clusters of the party's training rows, an int32 array of shape (n,)."""
 
 
 def bandwidth(kernel: str, gamma: float) -> float:

@@ -275,7 +275,7 @@ class Subspace:
     vectors: Array = field(default_factory=lambda: np.zeros((0, 0)))
     """lambda_i, (j,), and v_i, (D + r, j), of iteration t."""
     lengths: Array = field(default_factory=lambda: np.zeros(0))
-    """Squared lengths of the columns of B_{t+1}, shape (r,)."""
+    """Squared lengths of the columns of B_{t+1}, of shape (r,)."""
     moved: float = math.inf
     """Sine of the angle between successive subspaces, divided by sqrt(eta_t)."""
     dimension: int = 0
@@ -350,7 +350,7 @@ class Subspace:
 
     @property
     def eigenvalues(self) -> Array:
-        """Estimates of the s largest eigenvalues of K (line 17), shape (s,)."""
+        """Estimates of the s largest eigenvalues of K (line 17), of shape (s,)."""
         return self.values[: self.s] + (1 - self.eta) * self.threshold
 
     @property

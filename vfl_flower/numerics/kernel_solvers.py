@@ -127,7 +127,7 @@ class Fit:
     left_out: Array | None = None
     """f of each row from a fit without that row, (n, C): by folds or by `leave_out`."""
     turn: Array | None = None
-    """With `earlier`: the factor with which `earlier` is added to f, shape (C,)."""
+    """With `earlier`: the factor with which `earlier` is added to f, of shape (C,)."""
 
 
 def fit(
@@ -280,7 +280,7 @@ class _Axes:
                 yield rows, Z @ self._V
 
     def forward(self, A: Array) -> Array:
-        """Return U A, shape (n, K)."""
+        """Return U A, of shape (n, K)."""
         if self._dual:
             return np.asarray(self._V @ A)
         W, scores = self._V @ A, np.empty((self.n, A.shape[1]))
@@ -289,7 +289,7 @@ class _Axes:
         return scores
 
     def backward(self, R: Array) -> Array:
-        """Return U^T R, shape (r, K)."""
+        """Return U^T R, of shape (r, K)."""
         if self._dual:
             return np.asarray(self._V.T @ R)
         total = np.zeros((len(self.mean), R.shape[1]))
@@ -298,7 +298,7 @@ class _Axes:
         return np.asarray(self._V.T @ total)
 
     def coefficients(self, A: Array) -> Array:
-        """Return w = V A, shape (M, K)."""
+        """Return w = V A, of shape (M, K)."""
         if not self._dual:
             return np.asarray(self._V @ A)
         dual = self._V @ (A / self.s[:, None])
@@ -376,7 +376,7 @@ class _Task(NamedTuple):
     """Shape (n, K)."""
     loss: Loss
     offset: Array
-    """Term added to f, shape (n, K) or (1, K)."""
+    """Term added to f, of shape (n, K) or (1, K)."""
     free: Sequence[Array]
     """Columns, (n, K) or (1, K), whose multiples are added to f; the last is ones."""
 

@@ -90,7 +90,7 @@ def _embed(scaled: Array, scale: Array, F: Array) -> Array:
 
 
 def leverage_scores(blocks: RowBlocks, F: Array) -> Array:
-    """Return the leverage score |u_i|^2 of each row, u_i = F^T x_i, shape (n,).
+    """Return the leverage score |u_i|^2 of each row, u_i = F^T x_i, of shape (n,).
 
     `blocks` are X, (n, d), and F, (d, r), is from `leverage_factor`. Up to rounding,
     the scores are between 0 and 1, and their sum is r.

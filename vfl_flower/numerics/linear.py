@@ -40,7 +40,7 @@ class Penalty:
         return cls(l1=alpha * ratio, l2=alpha * (1 - ratio))
 
     def value(self, theta: Array) -> float:
-        """Return the penalty of coefficients, shape (d,), without the intercept."""
+        """Return the penalty of coefficients, of shape (d,), without the intercept."""
         return float(self.l1 * np.abs(theta).sum() + self.l2 * theta @ theta)
 
 

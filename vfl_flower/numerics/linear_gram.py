@@ -99,7 +99,7 @@ def bounded_columns(
     most_leverage: float,
     fixed: int = 0,
 ) -> Array:
-    """Return which columns isolate no single row: bool, shape (d,).
+    """Return which columns isolate no single row, as a bool array of shape (d,).
 
     If a column, or a combination of columns, is nonzero in only one row, a Gram matrix
     reveals the values of all other columns in that row. The leverage score of that row

@@ -179,7 +179,7 @@ class PrimeField:
         return np.array(sorted(int(root) for root, _ in roots), dtype=np.uint64)
 
     def values_at(self, points: Array, sums: Array) -> Array:
-        """Solve S_i = sum_j v_j x_j^i for the values v_j, shape (m, c).
+        """Solve S_i = sum_j v_j x_j^i for the values v_j, of shape (m, c).
 
         With g(x) = prod_j (x - x_j), the terms of g(x) sum_i S_i x^(-i-1) without
         negative powers form a polynomial h of degree below m, and v_j = h(x_j) /

@@ -222,7 +222,7 @@ def features(angles: Array, *, out: Array | None = None) -> Array:
 
 
 def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
-    """Return P = `count` pairs of different row numbers, shape (2, P).
+    """Return P = `count` pairs of different row numbers, of shape (2, P).
 
     Raises ValueError if `n` is below 2.
     """

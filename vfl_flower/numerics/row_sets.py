@@ -42,7 +42,7 @@ def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
 
 
 def block_sums(mask: Array, weights: Array | None = None) -> Array:
-    """Return the sum of the weights in each block, shape (256,).
+    """Return the sum of the weights in each block, of shape (256,).
 
     `mask`, bool, (n,), marks the m rows of the set; `weights`, (m,), are 1 by default.
     """

@@ -75,11 +75,11 @@ class Pass:
     inertia: Array
     """sum_i min_l |h_i - c_l|^2 of each start, with noise of about one term, (a,)."""
     sizes: Array
-    """Number of rows in each cluster, shape (a, k)."""
+    """Number of rows in each cluster, of shape (a, k)."""
     counts: Array | None = None
     """sum_i a_i, the number of rows in each sum, (a, k); None in the first pass."""
     sums: Array | None = None
-    """sum_i a_i h_i + z, shape (a, k, s); 0 for a cluster whose sum is not sent."""
+    """sum_i a_i h_i + z, of shape (a, k, s); 0 for a cluster whose sum is not sent."""
     silhouettes: Array | None = None
     """Sum of the rows' `simplified_silhouettes`, with noise of about one term, (a,)."""
 
@@ -90,13 +90,13 @@ class Request:
     """The server's request in a pass."""
 
     centers: Array
-    """The centres of each start, shape (a, k, s)."""
+    """The centres of each start, of shape (a, k, s)."""
     last: Array | None = None
-    """The centres of the previous pass, shape (a, k, s); None in the first pass."""
+    """The centres of the previous pass, of shape (a, k, s); None in the first pass."""
     sizes: Array | None = None
     """With `last`: number of all parties' rows per cluster in that pass, (a, k)."""
     used: Array | None = None
-    """Number of centres used by each start, (a,); the others are 0. None: all k."""
+    """Number of centres used by each start, (a,); the others are 0. None means k."""
 
 
 @shapes_only
@@ -105,7 +105,7 @@ class Clustering:
     """The result of `summed_kmeans`."""
 
     centers: Array
-    """The centres with the lowest cost over all starts and passes, shape (k, s)."""
+    """The centres with the lowest cost over all starts and passes, of shape (k, s)."""
     passes: int
     small: float
     """Share of clusters, over all starts, that never had `LEAST_ROWS` rows."""

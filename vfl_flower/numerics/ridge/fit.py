@@ -98,23 +98,23 @@ class GramFit:
     """A ridge regression, with its statistics computed from the sums."""
 
     weights: Array
-    """W, shape (M, K), in units of the targets."""
+    """W, of shape (M, K), in units of the targets."""
     intercept: Array
     """Shape (K,), in units of the targets."""
     penalties: Array
-    """d, shape (blocks,)."""
+    """d, of shape (blocks,)."""
     error: Array
-    """Mean squared error of g, shape (K,)."""
+    """Mean squared error of g, of shape (K,)."""
     variance: Array
-    """Mean squared error of predicting the targets' mean, shape (K,)."""
+    """Mean squared error of predicting the targets' mean, of shape (K,)."""
     slope: Array | None = None
-    """For classes, shape (K, K). With a tail, ``scores @ slope + offset`` are
+    """For classes, of shape (K, K). With a tail, ``scores @ slope + offset`` are
     probabilities, except below `tail`. Without a tail, the values are log odds for one
     target, and for several targets the logarithms of the probabilities, up to a
     constant per row."""
     offset: Array | None = None
     tail: Array | None = None
-    """Bounds below which the probabilities of a class shrink, shape (classes,)."""
+    """Bounds below which the probabilities of a class shrink, of shape (classes,)."""
 
 
 def probabilities(

@@ -48,18 +48,18 @@ class LocalColumns:
     """The map from a party's source columns to its local columns, as arrays only."""
 
     center: Array
-    """Median of each clipped source column, shape (d,)."""
+    """Median of each clipped source column, of shape (d,)."""
     scale: Array
     """Standard deviations after clipping, (d,). A column with deviation 0 becomes 0."""
     lowest: Array
     highest: Array
-    """Bounds at which values are clipped, shape (d,)."""
+    """Bounds at which values are clipped, of shape (d,)."""
     values: Array
-    """Source columns whose values become columns, shape (v,)."""
+    """Source columns whose values become columns, of shape (v,)."""
     gaps: Array
-    """Source columns with an indicator of missing values, shape (g,)."""
+    """Source columns with an indicator of missing values, of shape (g,)."""
     interval_columns: Array
-    """The source column of each interval, shape (b,)."""
+    """The source column of each interval, of shape (b,)."""
     lows: Array
     highs: Array
     """An interval is ``low < x <= high``, in the unit of its source column; (b,)."""
