@@ -59,12 +59,12 @@ LEAST_OF_A_PROCESS = 4096
 
 
 def hash_ids(ids: Sequence[bytes]) -> Points:
-    """Return the SHA-512/256 of each of the `normal_ids`, shape (n, 32)."""
+    """Return the SHA-512/256 of each of the `normal_ids`, of shape (n, 32)."""
     return _rows(b"".join(map(_sha512_256, ids)))
 
 
 def keyed_hashes(ids: Sequence[bytes], key: bytes) -> Points:
-    """Return the HMAC-SHA256 of each id, shape (n, 32)."""
+    """Return the HMAC-SHA256 of each id, of shape (n, 32)."""
     return _rows(b"".join(hmac.digest(key, id_, "sha256") for id_ in ids))
 
 
@@ -120,7 +120,7 @@ def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
 
 
 def permutation(n: int, key: bytes) -> NDArray[np.int64]:
-    """Return the order in which a key shuffles n items, shape (n,).
+    """Return the order in which a key shuffles n items, of shape (n,).
 
     The items are sorted by 64-bit words of the key's ChaCha20 stream (RFC 8439). The
     order is uniform unless two words are equal, which has a probability below

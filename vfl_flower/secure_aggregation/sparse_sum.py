@@ -134,7 +134,7 @@ class SparseSum:
         return self.n_slots * (2 + self.n_words)
 
     def encode(self, bins: Array, counts: Array) -> Array:
-        """Return one party's message before masking: uint64, shape (size,).
+        """Return one party's message before masking, a uint64 array, (size,).
 
         [1], Algorithm 2, line 2: S_i = sum_j q_j j^(i-1), i = 1 .. 2 K L. Then, for
         i = 1 .. K L, the same sums follow, with q_j times each word of the bin's
@@ -208,7 +208,7 @@ class SparseSum:
         )
 
     def _points(self, bins: Array) -> Array:
-        """Return the point of each bin, shape (k,), from 1 to p - 1."""
+        """Return the point of each bin, of shape (k,), from 1 to p - 1."""
         if self.field == "paper":
             return (1 + bins @ self._radix()).astype(np.uint64)
 
@@ -225,7 +225,7 @@ class SparseSum:
         return np.array(powers, dtype=np.int64)
 
     def _pack(self, bins: Array) -> Array:
-        """Return the coordinates of bins, 60 bits per word, shape (k, n_words)."""
+        """Return the coordinates of bins, 60 bits per word, of shape (k, n_words)."""
         octets = bins.astype("<u4")[:, :, None].view(np.uint8)
         bits = np.unpackbits(octets, axis=2, bitorder="little")[:, :, : self.bits]
         padded = np.zeros((len(bins), self.n_words * _WORD), dtype=np.uint8)
@@ -235,7 +235,7 @@ class SparseSum:
         return np.packbits(words, axis=2, bitorder="little").view("<u8")[:, :, 0]
 
     def _unpack(self, words: Array) -> Array:
-        """Return the bins of words, int64, shape (k, d)."""
+        """Return the bins of words, an int64 array of shape (k, d)."""
         octets = words.astype("<u8")[:, :, None].view(np.uint8)
         bits = np.unpackbits(octets, axis=2, count=_WORD, bitorder="little")
         bits = bits.reshape(len(words), -1)[:, : self.n_columns * self.bits]

@@ -119,10 +119,10 @@ def hidden_probes(
 
 
 def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
-    """Return the relevance of each of a party's columns, shape (d,).
+    """Return the relevance of each of a party's columns, of shape (d,).
 
-    Raises ValueError if the dealer's message is for a different use or altered, or if
-    the label holder's message is malformed.
+    Raises ValueError if the dealer's message is for a different use or has been
+    altered, or if the label holder's message is malformed.
     """
     bits = deal.bits
     triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))

@@ -24,7 +24,7 @@ _TERMS = 1 << 17
 
 
 def product(left: Array, right: Array, bits: int) -> Array:
-    """Return the product of two matrices modulo 2^bits, shape (m, p).
+    """Return the product of two matrices modulo 2^bits, of shape (m, p).
 
     `left`, (m, n), and `right`, (n, p), have uint64 elements below 2^bits <= 2^64.
     """
@@ -73,7 +73,7 @@ class SquareSum:
             self._add("3", second.T @ third)
 
     def total(self) -> Array:
-        """Return the sum so far, uint64, shape (columns, columns); symmetric."""
+        """Return the symmetric sum so far, uint64, of shape (columns, columns)."""
         self._carry()
         return reduce(self._total.copy(), self.bits)
 

@@ -133,7 +133,7 @@ def hide_columns(
     and A_1. So the owner opens its columns in one message, and need not share them
     first. The columns are passed in whole blocks of rows, starting with block `first`.
     The result is uniform to anyone who knows only one of A_0 and A_1. Raises ValueError
-    if the dealer's message is for a different use or altered.
+    if the dealer's message is for a different use or has been altered.
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
     return _hidden(deal, [dealt.seed, dealt.correction.tobytes()], columns, first)
@@ -260,7 +260,8 @@ def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
     """Return an owner's columns of F - A, which it sends to party 0.
 
     The columns are uniform to anyone without the seed of A, which party 1 and the owner
-    have. Raises ValueError if the dealer's message is for a different use or altered.
+    have. Raises ValueError if the dealer's message is for a different use or has been
+    altered.
     """
     dealt.check(deal, owner, name=OWNER)
     return _hidden(deal, [dealt.seed], columns)
@@ -301,7 +302,7 @@ class PredictionTriple(_Triple):
     Party 0 sends :meth:`hidden_weights`, and party 1 sends the :meth:`opening` of each
     block. Then both compute their shares of each block (:meth:`share_of_weights`,
     :meth:`share_of_mask`). The party that may read F w adds the two shares. Raises
-    ValueError if the dealer's message is for a different use or altered.
+    ValueError if the dealer's message is for a different use or has been altered.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
