@@ -64,7 +64,7 @@ class Passes:
     ids: bytes
     """Digest of the party's ids in the order of its file."""
     rows: Array | None = None
-    """Rows that all parties hold, in the common order, shape (m,), once known."""
+    """Rows that all parties hold, in the common order, of shape (m,), once known."""
 
 
 class Points(TypedDict):

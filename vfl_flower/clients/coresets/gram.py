@@ -67,11 +67,11 @@ class GramColumns(NamedTuple):
     """The columns and labels of rows in the form used for the Gram matrix."""
 
     A: Array
-    """The columns, shape (m, d), with zeros for columns that are left out."""
+    """The columns, of shape (m, d), with zeros for columns that are left out."""
     labels: Array | None
     """t, shape (m,); None if a rule forbids its use or another party has the labels."""
     mean: Array
-    """Weighted means of the columns, shape (d,)."""
+    """Weighted means of the columns, of shape (d,)."""
     y_mean: float
     """Weighted mean of the labels, or 0."""
     clip: Array

@@ -54,35 +54,35 @@ class LinearState:
     test_fraction: float
     """Share of the rows held out."""
     rows: Array | None = None
-    """Rows of the coreset, shape (m,); None: all training rows."""
+    """Rows of the coreset, of shape (m,); None means all training rows."""
     root: Array | None = None
-    """Sqrt(w / n), shape (m,); None: all weights are 1."""
+    """Sqrt(w / n), of shape (m,); None means that all weights are 1."""
     mean: Array | None = None
-    """With an intercept, the weighted means of the columns, shape (d,)."""
+    """With an intercept, the weighted means of the columns, of shape (d,)."""
     used: Array | None = None
-    """With an intercept, 0 for constant columns and 1 for all others, shape (d,)."""
+    """With an intercept, 0 for constant columns and 1 for all others, of shape (d,)."""
     y_mean: float = 0.0
     """At the label holder: the weighted mean of the labels."""
     scale: float = 1.0
     """At the label holder: the scale s of the labels."""
     F: Array | None = None
-    """Matrix F that whitens the party's normal matrix, shape (d, r)."""
+    """Matrix F that whitens the party's normal matrix, of shape (d, r)."""
     phi: Array | None = None
-    """For conjugate gradients: the solution in the coordinates of F, shape (r,)."""
+    """For conjugate gradients: the solution in the coordinates of F, of shape (r,)."""
     p: Array | None = None
-    """For conjugate gradients: the direction, shape (r,)."""
+    """For conjugate gradients: the direction, of shape (r,)."""
     s: Array | None = None
-    """For conjugate gradients: the gradient, shape (r,)."""
+    """For conjugate gradients: the gradient, of shape (r,)."""
     R: Array | None = None
-    """For proximal steps: the metric of the block, shape (r, d)."""
+    """For proximal steps: the metric of the block, of shape (r, d)."""
     x: Array | None = None
-    """The solution, shape (d,)."""
+    """The solution, of shape (d,)."""
     v: Array | None = None
-    """The point at which the next proximal step is taken, shape (d,)."""
+    """The point at which the next proximal step is taken, of shape (d,)."""
     D: Array | None = None
-    """For SAGA: scale of the columns, shape (d,)."""
+    """For SAGA: scale of the columns, of shape (d,)."""
     average: Array | None = None
-    """For SAGA: mean gradient, shape (d,)."""
+    """For SAGA: mean gradient, of shape (d,)."""
     batch: Array | None = None
     """For SAGA: rows of the last batch."""
 
@@ -147,24 +147,24 @@ class Block:
         return self.blocks.map_reduce(scaled, add, zero)
 
     def per_row(self, f: Callable[[Array], Array]) -> Array:
-        """Return the values of `f` for the rows of A, shape (m,)."""
+        """Return the values of `f` for the rows of A, of shape (m,)."""
         parts: list[Array] = []
         return np.concatenate(self.map_reduce(lambda _, A: [f(A)], operator.add, parts))
 
     def dot(self, theta: Array) -> Array:
-        """Return A theta, shape (m,)."""
+        """Return A theta, of shape (m,)."""
         return self.per_row(lambda A: A @ theta)
 
     def dot_transposed(self, residual: Array) -> Array:
-        """Return A^T r, shape (d,)."""
+        """Return A^T r, of shape (d,)."""
         return self.map_reduce(lambda part, A: residual[part] @ A, np.add, np.zeros(1))
 
     def gram(self) -> Array:
-        """Return A^T A, shape (d, d)."""
+        """Return A^T A, of shape (d, d)."""
         return self.map_reduce(lambda _, A: A.T @ A, np.add, np.zeros((1, 1)))
 
     def take(self, positions: Array) -> Array:
-        """Return some rows of A, shape (b, d)."""
+        """Return some rows of A, of shape (b, d)."""
         rows = (self.blocks.take(positions) - self.mean) * self.used
         return np.asarray(self.root[positions, None] * rows)
 
@@ -201,7 +201,7 @@ def _check_finite(*arrays: Array) -> None:
 
 
 def _labels(party: Party, state: LinearState, block: Block) -> Array:
-    """Return t at the label holder and zeros elsewhere, shape (m,)."""
+    """Return t at the label holder and zeros elsewhere, of shape (m,)."""
     if party.y is None:
         return np.zeros(block.shape[0])
     y = party.y if block.rows is None else party.y[block.rows]

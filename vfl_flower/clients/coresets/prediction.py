@@ -80,9 +80,9 @@ class PredictionState:
     """The receiver's state between blocks of rows."""
 
     values: Array = field(default_factory=lambda: np.zeros(0))
-    """The predictions or cluster numbers so far, shape (n,)."""
+    """The predictions or cluster numbers so far, of shape (n,)."""
     costs: Array = field(default_factory=lambda: np.zeros(0))
-    """For a clustering: squared distances to these clusters' centres, shape (n,)."""
+    """For a clustering: squared distances to these clusters' centres, of shape (n,)."""
     told: bool = False
     """Whether the receiver has reported its metrics, which it does once per session."""
     curves: bool = False

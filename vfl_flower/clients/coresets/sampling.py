@@ -70,9 +70,9 @@ class WeightedRows:
     """A coreset: the rows S and their weights w."""
 
     rows: RowNumbers
-    """Row numbers, shape (m,); repeats are allowed."""
+    """Row numbers, of shape (m,); repeats are allowed."""
     weights: Annotated[Array, Reals("m", 1e-100, 1e100)]
-    """Number of rows that each row represents, shape (m,); no sum of squares may
+    """Number of rows that each row represents, of shape (m,); no sum of squares may
     overflow or be 0."""
 
 
@@ -137,7 +137,7 @@ class Distances(TypedDict):
 
 
 def training_rows(party: Party, test_fraction: float) -> Array | None:
-    """Return the numbers of the training rows, sorted; None: all rows."""
+    """Return the numbers of the training rows, sorted, or None for all rows."""
     train = split_rows(party.n_rows, test_fraction, party.seed)[0]
     if train is not None and not len(train):
         raise PartyError(f"test_fraction must not hold out all {party.n_rows} rows")

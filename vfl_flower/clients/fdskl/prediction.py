@@ -97,7 +97,7 @@ def answer(
     columns, size: as for :func:`~vfl_flower.clients.fdskl.training.iterate`.
     evaluate: at the end, report the metrics of the answers for rows whose labels this
         party knows; otherwise, store the answers as predictions.
-    last: whether the party that opens the scores now has all answers.
+    last: whether the party that reconstructs the scores now has all answers.
     curves: together with the last evaluated answers, report means over bins of rows.
     """
     state, model_part = party.recall(fdskl.FDSKLState), fdskl.loaded_part(party)

@@ -173,15 +173,15 @@ class Training:
     alpha: Array | None = None
     """At a label holder: the coefficients so far for K step sizes, shape (M_l, K C)."""
     intercept: Array = field(default_factory=lambda: np.zeros(1))
-    """At a label holder: the intercept, shape (C,)."""
+    """At a label holder: the intercept, of shape (C,)."""
     steps: Array = field(default_factory=lambda: np.ones(1))
-    """Step sizes of the published update, shape (K,)."""
+    """Step sizes of the published update, of shape (K,)."""
     losses: Array = field(default_factory=lambda: np.zeros(1))
     """Sums of mean losses before learning, on the later half of the batches, (K,)."""
     waiting: Array | None = None
-    """Summed angles of the instances whose scores are pending, shape (B, M_l)."""
+    """Summed angles of the instances whose scores are pending, of shape (B, M_l)."""
     labels: Array | None = None
-    """Labels of these instances, shape (B, C)."""
+    """Labels of these instances, of shape (B, C)."""
     scale: float | None = None
     """Largest absolute label, in the doubly stochastic form."""
     multiple: int = 0
@@ -195,12 +195,12 @@ class FDSKLState:
     training: Training | None = None
     """The state of the training; None in a run that only predicts."""
     answers: Array = field(default_factory=lambda: np.zeros(0))
-    """At the party that opens the scores: its answers so far, shape (n,)."""
+    """At the party that reconstructs the scores: its answers so far, of shape (n,)."""
     sure: Array = field(default_factory=lambda: np.zeros(0))
     """If the answers are evaluated: f(x) for two classes, or the probability of the
-    label for more classes, shape (n,)."""
+    label for more classes, of shape (n,)."""
     rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
-    """The rows of the answers, shape (n,)."""
+    """The rows of the answers, of shape (n,)."""
     evaluated: bool = False
     """Whether the party has reported its errors, which it does once per session."""
 

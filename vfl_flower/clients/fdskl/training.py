@@ -31,7 +31,7 @@ step = step_of("fdskl")
 
 
 def _labels(party: Party, rows: Array) -> Array:
-    """Return the labels of rows, shape (n,); refuse rows without labels."""
+    """Return the labels of rows, of shape (n,); refuse rows without labels."""
     if party.y is None:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
@@ -272,7 +272,7 @@ def iterate(
 
 
 def _scores_of(party: Party, training: state.Training, at: state.SummedRows) -> Array:
-    """Return this party's contributions to the instances' scores, shape (B, K C)."""
+    """Return this party's contributions to the instances' scores, of shape (B, K C)."""
     summed = summed_angles(at.angles, at.offsets, at.rows)
     party.afford("at", *summed.shape)
     alpha, block = training.alpha, training.setup.block

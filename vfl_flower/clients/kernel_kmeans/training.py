@@ -76,7 +76,7 @@ class Setup:
     D_1: Features
     """The number of features of the first iteration."""
     fill: Annotated[Array, Reals("n_columns")] | None = None
-    """Replacements for missing values, shape (d,): the means over all parties."""
+    """Replacements for missing values, of shape (d,): the means over all parties."""
     shift: Annotated[Array, Reals("n_columns")] | None = None
     """If columns are standardized, rows x are replaced by (x - shift) * scale; (d,)."""
     scale: Annotated[Array, Reals("n_columns")] | None = None
@@ -106,14 +106,14 @@ class State:
     t: int = 0
     """Number of iterations that have started."""
     B: Array | None = None
-    """B_t of the party's rows, shape (n_m, r); None: r = 0."""
+    """B_t of the party's rows, of shape (n_m, r); None means r = 0."""
     P: Array | None = None
     """Map from the features to B_t and finally to H, shape (features so far, r). None
     without the communication mechanism, since no such map exists then."""
     G: Array | None = None
-    """W_t[m]^T W_t[m], for Lanczos, shape (D + r, D + r)."""
+    """W_t[m]^T W_t[m], for Lanczos, of shape (D + r, D + r)."""
     H: Array | None = None
-    """The embedding of the party's rows, shape (n_m, s)."""
+    """The embedding of the party's rows, of shape (n_m, s)."""
     clusters: ClusterSummary | None = None
     """The party's local clustering of its embedded rows."""
 

@@ -350,7 +350,7 @@ class ClientState(StateFile):
             return _hmacs(self._about(db, "tag_key")[0], ids)
 
     def known(self, tags: Sequence[bytes]) -> Array:
-        """Return which tags belong to training rows, removed or not, shape (r,)."""
+        """Return which tags belong to training rows, removed or not, of shape (r,)."""
         with self._member() as db:
             return _known(db, tags)
 
@@ -360,7 +360,7 @@ class ClientState(StateFile):
             return _removed(db)
 
     def keep(self, tags: Sequence[bytes]) -> Array:
-        """Return which tags belong to rows still in the clustering, shape (r,)."""
+        """Return which tags belong to rows still in the clustering, of shape (r,)."""
         with self._member() as db:
             gone = _removed(db)
             stays = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
@@ -555,7 +555,7 @@ def _add(db: sqlite3.Connection, tags: Array) -> None:
 
 
 def _known(db: sqlite3.Connection, tags: Sequence[bytes]) -> Array:
-    """Return which tags are in the table of rows, as booleans, shape (r,)."""
+    """Return which tags are in the table of rows, as booleans, of shape (r,)."""
     # NumPy ignores trailing zero bytes, which is harmless since all tags have the same
     # length.
     wanted = np.array(tags, f"S{TAG}")

@@ -64,7 +64,7 @@ class MUFCState:
     stay: Array
     """Bits that mark the participating rows."""
     drawn: Array
-    """Row numbers of the party's centroids, in the order drawn, shape (k',)."""
+    """Row numbers of the party's centroids, in the order drawn, of shape (k',)."""
     leaves: bool = False
     """Whether the party leaves the model."""
     labels: Array | None = None

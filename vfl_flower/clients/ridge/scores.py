@@ -60,7 +60,7 @@ class RowsState:
     dealt: Array
     """The correlated randomness that the party received."""
     rows: Array
-    """Row numbers, shape (m,)."""
+    """Row numbers, of shape (m,)."""
 
 
 @stored_as("vfl_flower.clients.ridge.scores.ScoresState")
@@ -72,9 +72,9 @@ class ScoresState:
     rows: RowsState | None = None
     """The state of the rows that are being scored."""
     scores: Array = field(default_factory=lambda: np.zeros((0, 1)))
-    """At the label holder: the scores so far, shape (m, K)."""
+    """At the label holder: the scores so far, of shape (m, K)."""
     scored: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
-    """The rows of these scores, shape (m,)."""
+    """The rows of these scores, of shape (m,)."""
     evaluated: bool = False
     """Whether the label holder has reported errors, which it does once per session."""
 

@@ -270,7 +270,7 @@ def _balance(gram: Array, outputs: int) -> Array:
 def drawn_probes(
     gram: Array, solved: GramFit, joint: ridge.Joint, rng: np.random.Generator
 ) -> Array:
-    """Return B for frequencies times their bandwidths, shape (A, probes).
+    """Return B for frequencies times their bandwidths, of shape (A, probes).
 
     B is in units of the standard deviation of f over the training rows. It is computed
     from the Gram matrix that is solved, whose joint features come last, by bandwidth.

@@ -107,7 +107,7 @@ class RidgeState:
     pilot: Roles | None = None
     """Roles in the round that finds the relevance."""
     relevance: Array = field(default_factory=lambda: np.zeros(0))
-    """Factors of the party's scaled columns, shape (d,); empty if all are 1."""
+    """Factors of the party's scaled columns, of shape (d,); empty if all are 1."""
     # At the label holder:
     y_mean: float = 0.0
     y_scale: float = 1.0
