@@ -231,7 +231,7 @@ def encode(
     encoding: Encoding,
     who: str,
 ) -> Array:
-    """Return the features, shape (b, d), of a block of Arrow columns by name."""
+    """Return the features, of shape (b, d), of a block of Arrow columns by name."""
     features: list[Array] = []
     for entry in encoding["columns"]:
         levels, column = entry["levels"], columns[entry["name"]]

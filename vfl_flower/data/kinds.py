@@ -153,7 +153,7 @@ def codes_in(column: Any) -> bool:
 
 
 def text_buffers(texts: Any) -> tuple[Array, Array]:
-    """Return the offsets of texts, shape (n + 1,), and the bytes that they span."""
+    """Return the offsets of texts, of shape (n + 1,), and the bytes that they span."""
     _, offsets, data = texts.buffers()
     at = np.frombuffer(offsets, dtype=np.int32)[texts.offset :][: len(texts) + 1]
     at = at.astype(np.int64)

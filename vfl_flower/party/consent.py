@@ -310,7 +310,7 @@ class Releases:
 
     consent: Consent
     run: dict[str, Array]
-    """Masks of the rows of this run, shape (n,), changed in place."""
+    """Masks of the rows of this run, of shape (n,), changed in place."""
     n_rows: int
     life: Callable[[str], Array] | None = None
     """With a journal: maps a kind to the sorted tags of all rows that have left."""

@@ -127,7 +127,7 @@ def write_predictions(
     more: Mapping[str, Array] | None = None,
     **where: str,
 ) -> None:
-    """Write predictions, shape (n,), to a CSV file; see :func:`in_csv`.
+    """Write predictions, of shape (n,), to a CSV file; see :func:`in_csv`.
 
     Without ids, row numbers from 0 are written. `more` contains further values of each
     row, shape (n,), by name; `where` is as in :func:`write_private`.

@@ -102,7 +102,7 @@ class RowOrder:
         return f"{self.digest} {content.hexdigest()}"
 
     def rows(self, ids: Iterable[Any] | None) -> Array:
-        """Return the row numbers, shape (m,), of the order's ids.
+        """Return the row numbers, of shape (m,), of the order's ids.
 
         Raises PartyError if some ids are missing or invalid.
         """

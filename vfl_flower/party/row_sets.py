@@ -86,7 +86,7 @@ class RowSet:
 
     mask: Array  # bool, by row number; shape (largest number + 1,)
     weights: Array | None
-    """Weights relative to the largest, by row number, shape (m,); None: all are 1."""
+    """Weights relative to the largest, by row number, (m,); None means all are 1."""
 
     @classmethod
     def of(cls, numbers: Array, weights: Array | None) -> RowSet:
@@ -119,7 +119,7 @@ class RowSet:
 
     @cached_property
     def blocks(self) -> Array:
-        """Sums of the weights of each block of rows, shape (256,)."""
+        """Sums of the weights of each block of rows, of shape (256,)."""
         return block_sums(self.mask, self.weights)
 
     @cached_property

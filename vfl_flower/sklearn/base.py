@@ -376,7 +376,7 @@ def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
 def split(
     given: Any, n: int, argument: str, what: str, names: Sequence[str] = ()
 ) -> list[Array]:
-    """Return the column numbers, or row numbers, of each party, shape (d_j,).
+    """Return the column numbers, or row numbers, of each party, of shape (d_j,).
 
     X has n columns, or rows. `given` is the value of `argument` (see
     :class:`SplitColumns`), and `what` is scikit-learn's name for n. Raises ValueError
