@@ -50,9 +50,10 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     """"binary": two values. "multiclass": up to 100 values, each learned against the
     rest. "continuous": real numbers."""
     bandwidth: Positive | Literal["median"] = "median"
-    """Bandwidth in the unit of the columns. "median": the median distance in 1,000
-    pairs of rows (for "gaussian", divided by the square root of 2), computed in two
-    more round trips."""
+    """Bandwidth in the unit of the columns. scikit-learn's gamma is
+    ``1/(2 bandwidth^2)``, or ``1/bandwidth`` for "laplacian". "median": the median
+    distance in 1,000 pairs of rows (for "gaussian", divided by the square root of 2),
+    computed in two more round trips."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda/2 |f|^2``; "auto": chosen by cross-validation at
     the label holder."""
