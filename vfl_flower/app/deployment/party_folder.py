@@ -48,41 +48,41 @@ _HOW_TO_READ = """\
 
 _RULES = """\
 # Runs that this party joins, and values that may leave it. Missing keys have the values
-# written here. Lines that begin with "#" are examples of keys not set by default.
+# written here. Lines that begin with "#" are examples of keys that are not set.
 
 # strategies = {strategies}  # permit only these strategies; default: all
 # tasks = ["train", "predict"]  # permit only these tasks; default: all
-min-parties = 3             # minimum per run: 3 or more (two-parties permits 2)
-two-parties = false         # true: also join runs with one other party, which can then
-                            # compute this party's contribution to each sum that it
-                            # learns
-# dealers = ["server"]      # who may generate the randomness for products under shares:
-                            # "server", or names of parties; default: the server, in
-                            # runs of three or more parties
+min-parties = 3             # minimum number of parties in a run, 3 or more
+two-parties = false         # true: also join runs with only one other party, which can
+                            # then compute this party's contribution to each sum that
+                            # the other party learns
+# dealers = ["server"]      # who may generate the randomness for products of secret
+                            # shares: "server", or names of parties; default: the
+                            # server, but only in runs with three or more parties
 # computes = ["weather"]    # parties that may compute such products with the label
-                            # holder; default: the first of the other parties
+                            # holder; default: the first party without labels
 # changed-parties = ["lab"] # parties that may join or leave between two sums over the
-                            # same rows; the two sums then reveal their contribution
+                            # same rows; the two sums reveal these parties' contribution
 allow-seed = false          # true: also join runs whose seed the server knows; the
                             # server can then repeat this party's random draws
-trust-on-first-use = false  # true: if a party has no line in [peers], pin its key in
-                            # its first run; the server can then invent a party
-column-names = false        # true: where parties hold rows, send column names to the
-                            # server, not only their digests
-# max-round-trips = 100     # maximum number of messages answered in one run
+trust-on-first-use = false  # true: if a party has no line in [peers], pin that party's
+                            # key in its first run; the server can then invent a party
+column-names = false        # true: if parties hold different rows, send the server
+                            # column names, not only their digests
+# max-round-trips = 100     # maximum number of messages to answer in one run
 # max-bytes = 1000000000    # maximum total size of the replies in one run, in bytes
 max-refusals = 100          # number of refusals, over all runs, after which the party
                             # stops answering
-min-changed-rows = 20       # minimum number of rows by which two unequal row sets of
-                            # sums must differ: the difference between the sums
-                            # reveals the sum over these rows
-# most-row-sets = 50        # maximum number of different row sets of sums, over all
-                            # runs; default: a twentieth of the rows, at least 30
-# accept-alignments = ["server"]  # use row orders from "align" without
+min-changed-rows = 20       # if two sums are over different row sets, the minimum
+                            # number of rows by which the sets must differ: the
+                            # difference between the sums reveals the sum of these rows
+# most-row-sets = 50        # maximum number of distinct row sets to add up in all runs;
+                            # default: a twentieth of the row count, but at least 30
+# accept-alignments = ["server"]  # use row orders from "align" without requiring
                             # 'vfl-flower align --accept'
 
 [leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: at most these
-          # numbers of different rows, in one run and over all runs
+          # numbers of different rows, in one run and in all runs together
 """
 
 

@@ -26,21 +26,21 @@ class Learned(NamedTuple):
 
 
 _LEAVES = {
-    "clear": ("in the clear", "the server, of each party"),
-    "sum": ("under a mask", "the server, only the sum over all parties"),
+    "clear": ("in the clear", "the server, for each party"),
+    "sum": ("under a mask", "the server, but only the sum over all parties"),
     "sealed": (
         "under a mask and a pad",
-        "the party that the sum is for, only the sum over all parties; not the server",
+        "the addressed party, but only the sum over all parties; not the server",
     ),
     "secret": ("encrypted for each other party", "the other parties; not the server"),
     "next": ("encrypted for the next party", "the next party; not the server"),
-    "private": ("encrypted for one party", "the party that it is for; not the server"),
+    "private": ("encrypted for one party", "the addressed party; not the server"),
 }
 BY_SERVER = "sent by the server"
 HEADER = ("step", "what", "how", "who learns it", "kinds of consent")
 _SENT = {
     "common": (BY_SERVER, "the parties"),
-    "own": (BY_SERVER, "each party, only its own values"),
+    "own": (BY_SERVER, "each party, but only its own values"),
 }
 
 
