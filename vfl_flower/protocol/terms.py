@@ -31,7 +31,7 @@ KINDS: dict[Kind, str] = {
     "predictions": "this party's contribution to the prediction of a row",
     "row-sums": "sums, over the parties, of numbers for single rows or of functions "
     "that the server chooses",
-    "totals": "totals of scores, and row numbers drawn by score",
+    "totals": "totals of scores, and row numbers drawn according to the scores",
     "coefficients": "this party's coefficients of a linear model",
     "moments": "means, and sums of products of columns, mostly for label holders",
     "curves": "means of labels and predictions, each over 20 rows or more, or counts "
