@@ -131,7 +131,7 @@ def learned_at_defaults() -> str:
                 by_kinds.setdefault(kinds or "none", []).extend(values.split(", "))
     lines = ["strategy | who learns it | kinds: values", "---|---|---"]
     for (name, reader), by_kinds in rows.items():
-        cells = [f"{k}: {', '.join(dict.fromkeys(v))}" for k, v in by_kinds.items()]
+        cells = [f"*{k}*: {', '.join(dict.fromkeys(v))}" for k, v in by_kinds.items()]
         lines.append(f"`{name}` | {reader} | {'; '.join(cells)}")
     return "\n".join(lines)
 
