@@ -106,8 +106,8 @@ def settings() -> str:
 
 READERS = {
     "in the clear": "server",
-    "under a mask": "server: sum",
-    "under a mask and a pad": "one party: sum",
+    "under a mask": "server (sums)",
+    "under a mask and a pad": "one party (sums)",
     "encrypted for one party": "one party",
     "encrypted for each other party": "other parties",
     "encrypted for the next party": "next party",
