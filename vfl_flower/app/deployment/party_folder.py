@@ -52,7 +52,7 @@ _RULES = """\
 
 # strategies = {strategies}  # permit only these strategies; default: all
 # tasks = ["train", "predict"]  # permit only these tasks; default: all
-min-parties = 3             # minimum number of parties in a run, 3 or more
+min-parties = 3             # minimum number per run: 3 or more (two-parties permits 2)
 two-parties = false         # true: also join runs with only one other party, which can
                             # then compute this party's contribution to each sum that
                             # the other party learns
