@@ -212,7 +212,7 @@ def test_order_is_that_of_the_names_where_there_is_no_index(clock):
 
 def test_neither_index_nor_name(clock):
     text = refusal([{"index": -1, "name": "a"}, {"index": -1}, {"index": -1}])
-    assert has(text, "partition-id", "party-name", "missing for node 1001, node 1002")
+    assert has(text, "partition-id", "party-name", "is set at node 1001, node 1002")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_neither_index_nor_name(clock):
 )
 def test_indices_that_are_no_order(indices, listed, clock):
     text = refusal([{"index": j, "name": f"n{j}"} for j in indices])
-    assert has(text, "partition-ids", "3 parties must be 0 to 2", listed)
+    assert has(text, "partition-ids", "3 parties must be the numbers 0 to 2", listed)
 
 
 def test_unequal_rows(clock):

@@ -21,8 +21,8 @@ def how_matched(names: Sequence[str], statements: Sequence[Declared]) -> str:
     nameless = [name for name, said in pairs if places.issuperset(said["columns"])]
     if nameless and len(names) > 1:
         return (
-            "columns are matched by position, which nobody can verify, since they have "
-            f"no names at {', '.join(nameless)}"
+            "columns are matched by position, which nobody can verify, because the "
+            f"columns have no names at {', '.join(nameless)}"
         )
     return "column names are the same"
 
@@ -90,7 +90,7 @@ def agree(
     order = list(wanted) or before["columns"]
     if set(order) != kinds.keys():
         raise FederationError(
-            f"the data must have the {len(order)} training columns: {first!r} has "
+            f"the data must have the {len(order)} training columns, but {first!r} has "
             f"{len(kinds)} columns, or columns with different names"
         )
     alike = all(said["columns"] == order for _, said, _ in named)

@@ -188,16 +188,16 @@ class Exchange:
                     lost.append(pending.pop(number))
                     del self._held[number]
             for node in lost:
-                log.warning("waiting for %s: it is not connected", names[node])
+                log.warning("waiting for %s, which is not connected", names[node])
                 absent[node] = time.monotonic()
             for node in filter(self._connected, list(absent)):
-                log.warning("asking %s again: it is connected again", names[node])
+                log.warning("%s is connected again: repeating the request", names[node])
                 del absent[node]
                 pending |= self._push(action, [node], names, contents)
             now = time.monotonic()
             gone = {n: names[n] for n, since in absent.items() if now > since + ABSENCE}
             if gone:
-                raise _failure(action, gone, f"not connected for {ABSENCE:g} s")
+                raise _failure(action, gone, f"no connection for {ABSENCE:g} s")
             if now > deadline:
                 silent = {node: names[node] for node in contents if node not in replies}
                 away = "".join(f"; {names[node]!r} is not connected" for node in absent)

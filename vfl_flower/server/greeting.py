@@ -248,8 +248,9 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
         unnamed = [f"node {n}" for n, reply in replies.items() if not reply["name"]]
         if unnamed:
             raise FederationError(
-                "each node needs a partition-id or a party-name in its node config (or "
-                f"an index or name of its Party): missing for {', '.join(unnamed)}"
+                "each node needs a partition-id or party-name in its node config (or "
+                "its Party an index or name), but neither is set at "
+                f"{', '.join(unnamed)}"
             )
         return sorted(replies, key=lambda node: str(replies[node]["name"]))
     distinct = len(set(indices.values()) - {-1}) == len(replies)
@@ -260,8 +261,8 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
             for node, index in sorted(indices.items(), key=lambda item: item[1])
         )
         raise FederationError(
-            f"the partition-ids (or indexes) of {len(replies)} parties must be 0 to "
-            f"{len(replies) - 1}, each once, but {listed}"
+            f"the partition-ids (or indexes) of {len(replies)} parties must be the "
+            f"numbers 0 to {len(replies) - 1}, without duplicates, but {listed}"
         )
     return sorted(replies, key=lambda node: indices[node])
 
@@ -270,7 +271,7 @@ def _named(failure: PartyFailed) -> PartyFailed:
     """Return a failure in ``hello`` under the party's name, if the reason states it."""
     match = re.search(r"\bparty '([^']+)'", failure.reason)
     if match is None or not is_name(match[1]):
-        away = failure.reason.startswith(("not connected", "no reply"))
+        away = failure.reason.startswith(("no connection", "no reply"))
         if not away or all(name != f"node {n}" for n, name in failure.nodes.items()):
             return failure
         reason = f"{failure.reason} (flwr supernode list shows whose node it is)"

@@ -316,8 +316,8 @@ class Parties(Sequence[PartyInfo]):
         """Return the error for a sum that breaks a rule; any party may be at fault."""
         names = ", ".join(repr(info.name) for info in self)
         return FederationError(
-            f"in {step.action!r} the parties' contributions do not add up to {rule}: "
-            f"one of {names} is faulty"
+            f"in {step.action!r}, the parties' contributions must add up to {rule}, "
+            f"but do not: one of {names} is faulty"
         )
 
     def _clipped(self, step: Step[..., Any], replies: Mapping[int, Reply[Any]]) -> int:
@@ -327,8 +327,9 @@ class Parties(Sequence[PartyInfo]):
         sent = sum(a.size for reply in replies.values() for a in reply.hidden.values())
         if not 0 <= total <= sent:
             raise FederationError(
-                f"the masks of {step.action} do not cancel: one party received a "
-                "different request from the others, or did not follow the protocol"
+                f"the masks of {step.action} do not cancel: the request to one party "
+                "differed from the other requests, or one party did not follow the "
+                "protocol"
             )
         clips = self.ledger.clips
         clips[step.action] = clips.get(step.action, 0) + int(total)

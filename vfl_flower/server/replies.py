@@ -132,7 +132,7 @@ def _for_others(
         keys = {j: f"{name}.{j}" for j in range(count) if j != sender}
     parts = {to: reply.pop(key) for to, key in keys.items() if key in reply}
     if leaves == contract.SECRET and parts and parts.keys() != keys.keys():
-        raise contract.ContractError(f"it must have {name!r} for each other party")
+        raise contract.ContractError(f"it must have {name!r} for every other party")
     for part in parts.values():
         if not isinstance(part, np.ndarray) or part.dtype != np.uint8:
             raise contract.ContractError(f"{name!r} must be encrypted")

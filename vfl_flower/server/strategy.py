@@ -336,7 +336,7 @@ class ProtocolStrategy(Strategy):
         if parties.gaps and not self.fills:
             raise FederationError(
                 f"a party's data have missing values, which {type(self).__name__} does "
-                "not fill: set impute to 'none' to see which party"
+                "not fill: set impute to 'none' to see which party has them"
             )
         return parties
 
