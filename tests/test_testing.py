@@ -327,20 +327,20 @@ class Useless(Mean):
 
 BROKEN = {
     Unused: ("check_needs", "needs lists 'moments', which no step reveals"),
-    Insisting: ("check_needs", "a run must not need the kinds in `wants`: party"),
-    Uncounted: ("check_needs", "'rows' to 0 must refuse the run, but a step does not"),
+    Insisting: ("check_needs", "a step fails without consent to `wants`: party"),
+    Uncounted: ("check_needs", "'rows' to 0 must refuse the run, but did not: a step"),
     Unlisted: ("check_names", "steps must list test_testing_summed"),
     Clear: ("check_data", "test_testing_shown sends 'row' in the clear, but declares"),
     Disguised: ("check_data", "test_testing_disguised contains a number from a party"),
     Unmasked: ("check_masks", "of 'test_testing_summed' is the same in two runs"),
     Unplanned: ("check_plan", "took 2 round trips, but a dry run says 1"),
     Talkative: ("check_plan", "does not show 'extra' of test_testing_chatty"),
-    OfThree: ("check_two_parties", "with two parties, the run fails: it does not work"),
+    OfThree: ("check_two_parties", "two parties get an unclear error: it does not"),
     Forgetful: ("check_model", "a saved model has lost its 'mean'"),
     Patient: ("check_faults", "the run must fail"),
     Counting: ("check_faults", "the model has different 'mean'"),
     Trusting: ("check_faults", "with the fault 'deal' at 'airline' in test_testing_"),
-    Useless: ("check_quality", "test_r2 is -0.1: as bad as no model"),
+    Useless: ("check_quality", "test_r2 must be above 0, got -0.1"),
 }
 
 

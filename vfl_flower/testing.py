@@ -235,11 +235,11 @@ def check_needs(runs: Runs) -> None:
         if kind not in str(refusal):
             raise AssertionError(
                 f"parties whose consent limits {kind!r} to 0 must refuse the run, but "
-                f"a step does not count {kind!r}"
+                f"did not: a step does not count {kind!r}"
             )
     refusal = runs.refusal(*terms.needs) if terms.wants else None
     if isinstance(refusal, PartyFailed):  # refused too late, and not by the strategy
-        raise AssertionError(f"a run must not need the kinds in `wants`: {refusal}")
+        raise AssertionError(f"a step fails without consent to `wants`: {refusal}")
 
 
 def check_names(runs: Runs) -> None:
@@ -328,7 +328,7 @@ def check_plan(runs: Runs) -> None:
         return
     planned = plan(runs.strategy, [Shape.of(info) for info in result.parties])
     if planned.ledger is None:
-        raise AssertionError(f"a dry run must have costs: {planned.reason}")
+        raise AssertionError(f"a dry run cannot compute the costs: {planned.reason}")
     iterative = "converged" in result.metrics
     for action, waits in result.ledger.waits.items():
         trips = len(planned.ledger.waits.get(action, ()))
@@ -353,7 +353,7 @@ def check_two_parties(runs: Runs) -> None:
         two.start(InProcessGrid(two.make()))
     except (FederationError, ValueError) as error:
         if not _REFUSES_TWO.search(str(error)):
-            raise AssertionError(f"with two parties, the run fails: {error}") from None
+            raise AssertionError(f"two parties get an unclear error: {error}") from None
 
 
 def check_model(runs: Runs) -> None:
@@ -419,7 +419,7 @@ def check_quality(runs: Runs) -> None:
         metrics["gain"] = metrics["test_base_error"] - metrics["test_error"]
     for name in ("test_r2", "explained", "gain"):
         if name in metrics and not metrics[name] > 0:
-            raise AssertionError(f"{name} is {metrics[name]:.3g}: as bad as no model")
+            raise AssertionError(f"{name} must be above 0, got {metrics[name]:.3g}")
 
 
 CHECKS = (
