@@ -76,7 +76,7 @@ def test_a_message_has_so_many_distances_at_most(party, monkeypatch):
     ask = {"test_fraction": 0.0, "start": 0, "stop": N}
     monkeypatch.setattr(coresets, "MOST_DISTANCES", 2 * N)
     assert coresets.distances(party, centers=np.ones((2, 2)), **ask)
-    with pytest.raises(PartyError, match="at most 24 distances, got 12 rows and 3"):
+    with pytest.raises(PartyError, match="got the distances from 12 rows to 3 cent"):
         coresets.distances(party, centers=np.ones((3, 2)), **ask)
 
 

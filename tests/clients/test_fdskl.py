@@ -184,7 +184,7 @@ def test_only_what_is_to_be_sent_is_computed():
 
 def test_shared_features_are_refused_outside_one_process():
     party = a_party(1)
-    with pytest.raises(PartyError, match="this party requires private features: with"):
+    with pytest.raises(PartyError, match="this party requires private features: if"):
         ask(party, holders=[0, 2], shared=SHARED, bits=64)
     assert not party.remembered()
 
@@ -560,8 +560,8 @@ def test_a_model_is_trained_once_in_a_run_and_not_where_it_predicts():
         ({"shared": replace(SHARED, seed="")}, r"shared\.seed must be"),
         ({"shared": replace(SHARED, seed="-1")}, r"shared\.seed must be"),
         ({"shared": replace(SHARED, seed="f" * 33)}, r"shared\.seed must be"),
-        ({"shared": replace(SHARED, widths=[2, 2])}, r"shared\.widths must give"),
-        ({"shared": replace(SHARED, widths=[2, 2, 3])}, r"shared\.widths must give"),
+        ({"shared": replace(SHARED, widths=[2, 2])}, r"shared\.widths must list"),
+        ({"shared": replace(SHARED, widths=[2, 2, 3])}, r"shared\.widths must list"),
         ({"shared": replace(SHARED, kept=[])}, r"shared\.kept must name"),
         ({"shared": replace(SHARED, kept=[2])}, r"shared\.kept must name"),
         ({"shared": replace(SHARED, kept=[3])}, r"shared\.kept must name"),
@@ -586,7 +586,7 @@ def test_the_setup_is_the_same_in_the_whole_run(change):
     ("stop", "bits", "send", "settings", "rule"),
     [
         (5, 16, None, {}, "stop must be at most 4, the number .*, got 5"),
-        (4, 16, ["offsets_2"], {}, "offsets need shared features"),
+        (4, 16, ["offsets_2"], {}, "offsets must be requested only with"),
         (4, 16, None, {"holders": [0, 2]}, "holders must be the parties that hold"),
         (2**20, 16, None, {"n_features": 2**20}, "angles must take at most .* bytes"),
         (4, 16, None, {"bandwidth": 1e-320}, "cannot compute its angles"),
@@ -616,11 +616,11 @@ def test_the_distance_of_one_pair_is_no_median(rows):
         (started, {}, {}, "angles must be one or more blocks of a single"),
         (started, {0: np.zeros(24), 1: np.zeros(24, "u2")}, {}, "of a single type"),
         (started, {0: np.zeros(48, dtype=np.float32)}, {}, "must be integers of 8, 16"),
-        (started, {0: np.zeros(47)}, {}, "the same features in each of the 12 rows"),
+        (started, {0: np.zeros(47)}, {}, "features in each of the 12 rows, got 47"),
         (started, {0: np.zeros(36)}, {}, "cover the 4 features of the .*, got 3"),
         (started, ALL, {"offsets": np.zeros(3)}, "offsets must hold one"),
         (started, {0: LARGE}, {"offsets": -LARGE[:4]}, "angles must be finite"),
-        (one_unknown, ALL, {}, "rows must have labels at this party"),
+        (one_unknown, ALL, {}, "a label for each requested row"),
         (started, ALL, {"problem": LOGISTIC}, "loss must be 'square'"),
     ],
 )
@@ -635,13 +635,13 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
     ("party", "values", "rule"),
     [
         (unlabelled, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
-        (started, {"scores": np.zeros(2)}, "scores must belong to instances"),
-        (started, {"at": SummedRows(AT, np.zeros(3))}, "the same features in each"),
+        (started, {"scores": np.zeros(2)}, "scores must be for instances of"),
+        (started, {"at": SummedRows(AT, np.zeros(3))}, "same number of features in"),
         (started, {"at": SummedRows(AT, np.zeros(6))}, "must cover the 0 .*got 3"),
         (started, {"at": SummedRows(AT, np.zeros(0))}, "instances of this party's own"),
         (started, {"at": SummedRows(AT, ANGLES), "size": 3}, FIT),
         (unlabelled, {"size": 2**40}, "size must have at most .* rows"),
-        (one_unknown, {"at": SummedRows(AT, ANGLES)}, "must have labels at this party"),
+        (one_unknown, {"at": SummedRows(AT, ANGLES)}, "a label for each requested row"),
     ],
 )
 def test_iterations_that_do_not_fit(party, values, rule):

@@ -303,7 +303,7 @@ def test_a_file_that_still_has_the_rows_is_not_cached(north, caplog):
     assert len(dropped) == 1
     commit(north, 3, "c")
     assert len(dropped) == 2
-    assert "1 rows of the data take no part" in caplog.text
+    assert "1 rows of the data are not used" in caplog.text
     mufc.status(north, MODEL, 3, "c")
     assert len(dropped) == 3
     forget(north, [], 3, "c", "d")

@@ -241,9 +241,9 @@ def test_stage_refuses_what_breaks_the_state(party):
         f"this party has version 1 of model {MODEL}: the next version must be 2, got 3"
     )
     twice = refused(removed=[tags[5], tags[5]])
-    assert "to 39, the number of remaining rows, got 3 sizes with sum 40" in twice
-    assert "sizes of 2 clusters" in refused(drawn=tags[:2])
-    assert "must be at least 1" in refused(sizes=np.array([40, 0, 0]))
+    assert "39, the number of remaining rows, got 3 numbers with the sum 40" in twice
+    assert "at most 2 numbers, each" in refused(drawn=tags[:2])
+    assert "each at least 1, with" in refused(sizes=np.array([40, 0, 0]))
     assert view(party) == before
 
 

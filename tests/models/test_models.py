@@ -187,8 +187,8 @@ def test_clusters_of_a_kernel_that_there_is_no_more(tmp_path):
 def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
     apart = KERNEL_CLUSTERS_APART
     sentence = (
-        "^the labels and local models of model fedcba9876543210 are at the parties, "
-        r"where the command vfl-flower label labels new rows$"
+        "^the labels and local models of model fedcba9876543210 are at the parties: "
+        r"to label new rows, run vfl-flower label at a party$"
     )
     for model in (apart, KernelKMeansModel.load(apart.save(tmp_path / "m.npz"))):
         assert model.parts is None
@@ -229,7 +229,7 @@ def test_nearest_centre_of_rows_of_all_columns():
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 1), (2,), (1, 4, 2), (0, 1)])
 def test_rows_of_other_columns(shape):
-    sentence = f"X must be a matrix of 2 columns, got shape {shape}"
+    sentence = f"X must be a matrix with 2 columns, got shape {shape}"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         FORGETFUL.predict(np.zeros(shape))
 
@@ -372,7 +372,7 @@ def test_a_file_that_is_no_model(tmp_path, name):
     (tmp_path / "text.npz").write_text("a,b")
     np.save(tmp_path / "array.npy", np.zeros(3))
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    with pytest.raises(ValueError, match=r"not a saved model|a model of format"):
+    with pytest.raises(ValueError, match=r"not a saved model|a model in format"):
         LinearModel.load(tmp_path / name)
 
 

@@ -403,7 +403,7 @@ def test_open_row_sums_give_the_distances_of_all_rows(tmp_path):
     assert np.abs(np.array(gram) - X[:5] @ X.T).max() < 1e-3
 
 
-@refused("at least 3 parties must stay, so that their sum")
+@refused("at least 3 parties must remain, so that a sum")
 def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
     """`min-parties` did not hold for those that stay: a pair each, and none leaves."""
     asked = horizontal(tmp_path, "centroids")

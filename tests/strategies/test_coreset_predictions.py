@@ -172,12 +172,12 @@ def answered(member):
     ("member", "values", "rule"),
     [
         # Each party that has a mean of its own would tell it for other centres.
-        (keeping(receiver=0), {}, "must belong to the model and be sent to"),
-        (keeping(), {"sums": np.ones(79)}, "must belong to the model and be"),
+        (keeping(receiver=0), {}, "sent to the model's receiver for all"),
+        (keeping(), {"sums": np.ones(79)}, "sent to the model's receiver for"),
         (keeping(), {"sums": np.ones(60)}, "the next 40 rows, got 30"),
         (answered(keeping()), {}, "only once in a session"),
         (keeping("linear"), {"sums": np.ones(40)}, "holds no labels"),
-        (Party(np.ones((40, 2))), {}, "no linear model or centres"),
+        (Party(np.ones((40, 2))), {}, "neither a linear model nor centres"),
     ],
 )
 def test_sums_that_a_party_does_not_answer(member, values, rule):
@@ -357,7 +357,7 @@ def test_predictions_that_overflow_are_not_refused(model):
 @pytest.mark.parametrize(
     ("values", "rule"),
     [
-        ({"high": np.zeros(29), "low": np.zeros(29)}, "the rows held out, got 29"),
+        ({"high": np.zeros(29), "low": np.zeros(29)}, "the evaluated rows, got 29"),
         ({"test": False}, "test or train must be true"),
     ],
 )

@@ -424,7 +424,7 @@ def refused(strategy, federation, sentence):
     assert grid.actions == ["hello"]
 
 
-OF_ROWS = "n_clusters must be at most the number of training rows, got 301 for 300"
+OF_ROWS = "n_clusters must be at most 300, the number of training rows, got 301"
 
 
 @pytest.mark.parametrize(
@@ -432,19 +432,19 @@ OF_ROWS = "n_clusters must be at most the number of training rows, got 301 for 3
     [
         (
             CoresetVRLR(301, sampling="uniform", solver="central"),
-            "sampling 'uniform', size must be at most the number of training rows, got",
+            "'uniform', size must be at most 300, the number of training rows, got 301",
         ),
         (
             CoresetVRLR(211, sampling="uniform", test_fraction=0.3, solver="cg"),
-            "got 211 for 210 rows",
+            "at most 210, the number of training rows, got 211",
         ),
-        (CoresetVKMC(3, size=301, sampling="uniform"), "got 301 for 300 rows"),
+        (CoresetVKMC(3, size=301, sampling="uniform"), "at most 300, .* rows, got 301"),
         (CoresetVKMC(301, size=400), OF_ROWS),
         (CoresetVKMC(301, sampling="full", solver="distdim"), OF_ROWS),
         (CoresetVKMC(8, evaluate="full"), "at most 7, .* of columns, got 8: use check"),
         (
             CoresetVRLR(50, test_fraction=0.999, solver="central"),
-            "test_fraction must leave training rows, got 0.999 of 300 rows",
+            "test_fraction must leave at least one training row, got 0.999 with 300",
         ),
     ],
 )
@@ -599,7 +599,7 @@ def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_smal
     assert small.metrics["weight_sum"] == 800  # all rows, instead of as many draws
     with pytest.raises(FederationError) as caught:
         simulate(CoresetVRLR(size=150), parties)
-    law = "with solver 'gram', size must be at least 172 (4 rows for each column: p0 10"
+    law = "with solver 'gram', size must be at least 172, got 150 of "
     assert str(caught.value).startswith(law)
     assert str(caught.value).endswith("set size to at least 172")
 

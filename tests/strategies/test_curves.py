@@ -363,7 +363,7 @@ def test_a_server_that_asks_the_label_holder_alone(refused, tmp_path, monkeypatc
     monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
     hand_out(federation, np.eye(6)[3])
     if refused:
-        rule = "curves must be the same in all requests"
+        rule = "curves must be the same as in the req"
         with pytest.raises(vf.PartyFailed, match=rule):
             evaluated(federation)
     else:
@@ -381,7 +381,7 @@ def test_the_label_holder_is_not_asked_again_for_curves(tmp_path, monkeypatch):
 
     federation = letting(parties(*data(200), tmp_path), *NEEDED, curves=everyone())
     monkeypatch.setattr(Parties, "ask_exactly", twice)
-    with pytest.raises(vf.PartyFailed, match="curves must be the same in all requests"):
+    with pytest.raises(vf.PartyFailed, match="curves must be the same as in the req"):
         evaluated(hand_out(federation, np.eye(6)[3]))
 
 

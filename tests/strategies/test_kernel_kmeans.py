@@ -171,7 +171,7 @@ def test_without_the_mechanism_the_result_is_the_same():
     np.testing.assert_allclose(column(slow, "moved"), column(fast, "moved"), rtol=1e-5)
     assert column(slow, "rank") == column(fast, "rank")
     for ask in (slow.model.predict, slow.model.transform):
-        with pytest.raises(ValueError, match="with cem can label new rows"):
+        with pytest.raises(ValueError, match="with cem, on split rows, can label new"):
             ask(data()[0])
 
 
@@ -414,7 +414,7 @@ def test_one_feature_an_iteration(threshold):
 
 @pytest.mark.parametrize("shape", [(3, 4), (5,), (3, 6)])
 def test_rows_of_other_columns(shape):
-    with pytest.raises(ValueError, match="must be a matrix of 5 columns") as caught:
+    with pytest.raises(ValueError, match="must be a matrix with 5 columns") as caught:
         run().model.predict(np.zeros(shape))
     assert str(shape) in str(caught.value)
 
@@ -715,7 +715,7 @@ def test_the_first_party_alone_draws_the_seed(values):
 
     failure = failing({}, "begin", change)
     assert failure.party == ("airline" if values == "dropped" else "weather")
-    assert "must draw the seed" in failure.reason
+    assert "must be drawn by the first" in failure.reason
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def test_predictions_stay_and_an_evaluation_is_recorded(kind, caplog):
         assert run.curves == {"rows": [1, 2]}
     else:
         assert (run.train_metrics[1], run.curves) == ({"rows": 7}, {})
-        line = f"7 predictions are at 'south', in {FILE} in its state-dir"
-        assert caplog.messages[0] == line
+        line = f"7 predictions are stored at 'south', in the file {FILE} of its "
+        assert caplog.messages[0] == line + "state-dir"
     assert (
         caplog.messages[-1] == f"the clusters are in {FILE} in each party's state-dir"
     )

@@ -479,8 +479,8 @@ def test_rows_that_are_gone_unasked_end_the_run(parties, folder, caplog, model):
     rule = "each training row that was not forgotten must occur"
     for asked, remaining in ([], 14), (gone[:1], 13):
         failure("north", "forget", partial(forget, less, folder, model, asked), rule)
-        line = f"{remaining} training rows were not forgotten: the data hold 12 of"
-        assert line in caplog.text
+        line = f"{remaining} training rows were not forgotten .* the data hold 12 of"
+        assert re.search(line, caplog.text)
     assert files(folder) == before
     check(parties, folder, model)
     forget(less, folder, model, gone)
@@ -664,7 +664,7 @@ def test_files_that_still_name_forgotten_ids_are_listed(parties, folder, caplog,
     (place / "notes.csv").write_text(f"id,text\n{gone[0]},seen in May\n")
     (place / "others.csv").write_text(f"id,text\n{gone[0]}0,seen in May\n")
     forget(parties, folder, model, gone)
-    (message,) = [m for m in caplog.messages if "still name forgotten ids" in m]
+    (message,) = [m for m in caplog.messages if "still contain forgotten ids" in m]
     assert message.endswith(": notes.csv")
 
 

@@ -133,7 +133,7 @@ CHANGES = {
     "mask missing": of_party(1, message=np.zeros_like),
 }
 REASONS = (
-    "the parties' numbers of rows do not add up to a number from 0 to 2.40: a message |"
+    "the sum of the parties' row counts is not between 0 and 2.40: a message |"
     "counts of all parties must add up|must hold at most|must hash to its point|"
     "numbers within their bound"
 )
@@ -234,7 +234,7 @@ def test_sizes_of_clusters_add_up_to_the_rows(sizes):
         training._sizes(replies, 29)
 
 
-COPIES = "files and models do not add up to numbers from 0 .*north, south, west"
+COPIES = "of forgotten rows are not between 0 and 2.40: .*north, south, west"
 
 
 @pytest.mark.parametrize(

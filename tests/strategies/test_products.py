@@ -156,10 +156,10 @@ def asked(roles, **changes):
         ({"dealer": 0}, "must be different parties"),
         ({"dealer": 2}, "must be different parties"),
         ({"first": 0, "second": 1}, "must be the label holder"),
-        ({"owners": [3, 2, 3]}, "owners must give 2 columns"),
+        ({"owners": [3, 2, 3]}, "owners must state 2 columns"),
         ({"owners": [2, 6]}, "owners must list 3 column counts"),
         ({"owners": [2, 2**12, 3]}, "1 to 4096 columns"),
-        ({"rows": N - 1}, "counted and rows must match"),
+        ({"rows": N - 1}, "counted and rows must be the size"),
         ({"rows": N + 1}, "rows must be from 1 to 400, got 401"),
         ({"dealer": 1}, "randomness must come from the dealer"),
         ({"fraction": 16}, "fraction must be 0"),
@@ -176,7 +176,7 @@ def test_roles_that_a_party_refuses(change, reason):
 def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
     one = one_of_three()
     roles = Roles(2, 0, [2, 3, 3], N, joint=joint, fraction=fraction)
-    with pytest.raises(PartyError, match=r"joint must be even \(0 if"):
+    with pytest.raises(PartyError, match="joint must be even, and 0 if"):
         party.check_roles(one, roles, 2, fraction)
     roles = dataclasses.replace(roles, joint=2 * bool(fraction))
     party.check_roles(one, roles, 2, fraction)
@@ -227,8 +227,8 @@ def test_a_party_that_does_not_compute_multiplies_nothing():
 @pytest.mark.parametrize(
     ("share", "rule"),
     [
-        ({}, "the share of the second party"),
-        ({1: np.zeros(320, np.uint8)}, "the share of the second party"),
+        ({}, "the second party's share"),
+        ({1: np.zeros(320, np.uint8)}, "the second party's share"),
         ({0: np.zeros(319, np.uint8)}, "share must have 320 bytes, got 319"),
         ({0: np.zeros(321, np.uint8)}, "share must have 320 bytes, got 321"),
         ({0: np.ones(320, np.uint8)}, "the dealer's triple failed the check"),
@@ -285,7 +285,7 @@ def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monke
     guess, row, result = read_row(monkeypatch)
     assert np.abs(guess - row).max() > 1
     assert result.metrics["left_out"] == 1
-    assert "columns that the model leaves out: 1;" in result.warnings[0]
+    assert "columns left out of the model: 1. " in result.warnings[0]
     assert result.model.coef_[0][0] == 0
     # With known other values, the mean of a column of one row is that row's value.
     (mean, R, left_out), *_ = sent
@@ -380,9 +380,9 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
     federation[0].columns = list("abcdef")
     result = simulate(CoresetVRLR(sampling="full"), federation, seed=0)
     lines = [line for line in caplog.messages if "columns of this" in line]
-    line = "added to other columns: ['d', 'f']; columns left out of the model: []"
+    line = "were added to others: ['d', 'f']; columns left out of the model: []"
     assert line in lines[0]
-    assert "other columns: []; columns left out of the model: ['2'];" in lines[1]
+    assert "added to others: []; columns left out of the model: ['2'];" in lines[1]
     assert 0 < int(lines[0].rpartition(" ")[2]) < 20
     assert result.metrics["left_out"] == 2
 
@@ -579,7 +579,7 @@ def test_who_computes_is_refused_before_any_column_is_opened(tmp_path):
     [
         (lambda sent: sent | {0: sent[1], 1: sent[0]}, "come from the party it names"),
         (lambda sent: sent | {0: BYTES}, "must come encrypted from a party"),
-        (lambda sent: {j: sent[j] for j in (1, 2)}, "must include the openings of all"),
+        (lambda sent: {j: sent[j] for j in (1, 2)}, "must include an opening from"),
     ],
     ids=["swapped", "invented by the server", "withheld"],
 )

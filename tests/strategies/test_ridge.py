@@ -458,8 +458,8 @@ def asked(made, roles, **changes):
     [
         ({}, {"counted": 3}, "counted must be the number of columns of the"),
         ({"rows": N - 1}, {}, "rows must be the number of training rows"),
-        ({"turn": 1}, {}, "turn must be 0, the next round"),
-        ({"joint": 10}, {}, "a cosine and a sine for each angle"),
+        ({"turn": 1}, {}, "turn must be 0, the number of the"),
+        ({"joint": 10}, {}, "for a cosine and a sine of each"),
         *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
         ({"fraction": 24}, {}, "fraction must be 26"),
@@ -519,9 +519,9 @@ def test_a_party_takes_two_turns_and_each_once():
     for turn in range(2):
         roles = dataclasses.replace(first, turn=turn)
         asked(made, roles)
-        with pytest.raises(PartyError, match=f"turn must be {turn + 1}, the next r"):
+        with pytest.raises(PartyError, match=f"turn must be {turn + 1}, the number"):
             asked(made, roles)
-    with pytest.raises(PartyError, match="turn must be 2, the next round, and below"):
+    with pytest.raises(PartyError, match="turn must be 2, the number of the next"):
         asked(made, dataclasses.replace(roles, turn=2))
 
 
@@ -713,7 +713,7 @@ ALONE = "'angles_3' must be for the party it names"
         (server, "score_rows", twice_but_one, "errors of its predictions only once"),
         (server, "score_rows", one_repeated, "evaluated on each row only once"),
         (server, "score_rows", others_in_one_turn, "turn must be 1, got 0"),
-        (server, "row_roles", of_another, "must be opened by the party with the"),
+        (server, "row_roles", of_another, "must be sent to the party with the"),
         (dealing, "deal_predictions", wrong_triple, "dealer's triple failed the check"),
     ],
 )
@@ -795,7 +795,7 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
     dealt = dealing.deal_rows(5, bytes(32), roles, 1)[1]
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)}
     ridge_scores.rows(made, roles=roles, dealt=dealt, **values)
-    with pytest.raises(PartyError, match="first party's hidden weights"):
+    with pytest.raises(PartyError, match="sent by the first party to the second"):
         ridge_scores.products(made, **asked, weights=weights)
 
 
@@ -814,7 +814,7 @@ def test_few_test_rows_have_no_error(caplog, share, warned):
     metrics = simulate(training, parties(), seed=0).metrics
     assert metrics.get("test_rows") == (None if warned else 0)
     assert "test_loss" not in metrics
-    assert ("test_fraction holds out no row" in caplog.text) == warned
+    assert ("no row is held out: test_fraction is" in caplog.text) == warned
 
 
 def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
@@ -843,11 +843,11 @@ BARE |= {"angles": None, "bits": 16}
         (lambda: prepared()[0], party.open_joint, {}, "an earlier step"),
         (lambda: prepared()[0], products.multiply, {}, "an earlier step"),
         (lone, solving.fit, {"kinds": [1] * 9}, "an earlier step, but"),
-        (lone, ridge_scores.rows, NEW, "no model of this strategy"),
+        (lone, ridge_scores.rows, NEW, "no model for this strategy"),
         (hiding, solving.fit, {"kinds": [1] * 9}, "must follow the step multiply"),
         (hiding, party.open_joint, {"angles": ANGLES}, "angles must be sent"),
         (lambda: hiding(0), party.open_joint, {}, "angles must be sent"),
-        (lambda: hiding(0), products.multiply, {}, "must include the openings"),
+        (lambda: hiding(0), products.multiply, {}, "must include an opening"),
         (MODELLED, party.prepare, {"task": TASK}, "already has its model"),
         (
             lambda: lone(0),
@@ -867,14 +867,14 @@ def test_joint_features_are_opened_once_a_turn_and_products_made_once():
     """Another multiple, say, would show two values under one mask: for any caller."""
     made = hiding()
     party.open_joint(made, multiple=2)
-    with pytest.raises(PartyError, match="joint features must be opened only once"):
+    with pytest.raises(PartyError, match="joint features must be sent once, after"):
         party.open_joint(made, multiple=3)
     products.multiply(made)
     with pytest.raises(PartyError, match="the Gram matrix has already been computed"):
         products.multiply(made)
     for done in ({"joint": np.ones(1, np.uint8)}, {"multiplied": True}):
         state = products.ProductState(ROLES, np.zeros(0, np.uint8), **done)
-        with pytest.raises(PartyError, match="joint columns must be opened only once"):
+        with pytest.raises(PartyError, match="must be masked and sent only once"):
             products.open_joint(lone(0), state, iter(()))
 
 
@@ -896,9 +896,9 @@ def test_labels_that_do_not_fit_the_target(label, task, rule):
     ("step", "changes", "rule"),
     [
         ("hide_rows", {}, "before the step relevance"),
-        ("relevance", {"kinds": [1] * 9}, "kinds must give the number of local"),
+        ("relevance", {"kinds": [1] * 9}, "kinds must list the number of local"),
         ("relevance", {"counted": 3}, "must be the number of the other parties'"),
-        ("fit", {"kinds": [1] * 9}, "kinds must give the number of local"),
+        ("fit", {"kinds": [1] * 9}, "kinds must list the number of local"),
     ],
 )
 def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):
@@ -956,7 +956,7 @@ def test_columns_that_stand_out_beside_labels_are_zeros():
 
 def test_features_leave_four_rows_each():
     for features in (N // 4, 9_999_999, 10**9):
-        with pytest.raises(FederationError, match="features must leave 4 rows"):
+        with pytest.raises(FederationError, match="must leave at least 4 rows for"):
             simulate(strategy(joint_features=features), parties(), seed=0)
     result = simulate(strategy(), parties(), seed=0)
     assert result.metrics["features"] + result.metrics["local_columns"] + 2 <= N // 4

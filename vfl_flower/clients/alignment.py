@@ -122,8 +122,8 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
     owner = ((party.index or 0) + run.left) % party.n_parties
     if len(points) != POINT_BYTES * run.sizes[owner]:
         raise PartyError(
-            f"the list of the party at place {owner} must have {run.sizes[owner]} "
-            f"points of 32 bytes, got {len(points)} bytes"
+            f"the list of the party at position {owner} must have {run.sizes[owner]} "
+            f"points of 32 bytes each, got {len(points)} bytes"
         )
     run.left -= 1
     received = np.frombuffer(points, dtype=np.uint8).reshape(-1, POINT_BYTES)
@@ -131,7 +131,7 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
         encrypted = encrypt(received, _key(party, "points"))
     except ValueError:
         raise PartyError(
-            f"the list of the party at place {owner} must have no small-order points"
+            f"the list of the party at position {owner} must have no small-order points"
         ) from None
     if run.left:
         return {"points": encrypted.tobytes()}
@@ -203,10 +203,10 @@ def _check_sizes(party: Party, sizes: list[int]) -> None:
     fits = len(sizes) == party.n_parties and sizes[party.index or 0] == party.n_rows
     if not fits or not all(0 < size <= MOST_IDS for size in sizes):
         raise PartyError(
-            f"sizes must give the number of ids of each party: {party.n_rows} for this "
-            f"party, and at most {MOST_IDS} for any party"
+            f"sizes must list each party's number of ids, from 1 to {MOST_IDS}; for "
+            f"this party, the number must be {party.n_rows}"
         )
-    log.warning("the lists to align have %s ids", ", ".join(map(str, sizes)))
+    log.warning("numbers of ids in the lists to align: %s", ", ".join(map(str, sizes)))
 
 
 def _key(party: Party, purpose: str) -> bytes:

@@ -116,25 +116,25 @@ def check_roles(
     places = [place for place in named if place is not None]
     if len(set(places)) < len(places) or max(places) >= party.n_parties:
         raise PartyError(
-            "first, second and dealer must be different parties: a dealer that "
-            "computes could read the rows"
+            "first, second and dealer must be different parties: a dealer that also "
+            "computes could recover the rows"
         )
     index = party.index or 0
     if labels and (index == roles.first) != (party.y is not None):
         raise PartyError(
-            "the first party, which opens the Gram matrix, must be the label holder"
+            "the first party, which obtains the Gram matrix, must be the label holder"
         )
     if len(roles.owners) != party.n_parties or min(roles.owners) < 0:
         raise PartyError(f"owners must list {party.n_parties} column counts")
     if columns is not None and roles.owners[index] != columns:
         raise PartyError(
-            f"owners must give {columns} columns for this party, got "
+            f"owners must state {columns} columns for this party, got "
             f"{roles.owners[index]}"
         )
     if roles.fraction != fraction or roles.joint % 2 or (roles.joint and not fraction):
         raise PartyError(
-            f"fraction must be {fraction}, and joint must be even (0 if fraction is "
-            f"0), got {roles.fraction} and {roles.joint}"
+            f"fraction must be {fraction}, got {roles.fraction}; joint must be even, "
+            f"and 0 if fraction is 0, got {roles.joint}"
         )
     if turn is not None and roles.turn != turn:
         raise PartyError(f"turn must be {turn}, got {roles.turn}")
@@ -152,9 +152,9 @@ def check_roles(
         first = roles.second == min(others)
         if lines := party.consent.lacks_names(computing, party.n_parties, first):
             raise PartyError(
-                f"this party's consent lacks {', '.join(lines)}: it must name the "
-                "dealer and the party that computes with the label holder, since any "
-                "two of these three together can read the rows"
+                "this party's consent must name the dealer and the party that computes "
+                "with the label holder, because any two of these three together can "
+                f"recover the rows, but it lacks {', '.join(lines)}"
             )
 
 
@@ -196,8 +196,9 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
         raise PartyError(
             f"a Gram matrix of {columns} columns needs at least {least} rows of "
             f"similar weight ({ROWS_PER_COLUMN} for each column of all parties, and "
-            f"{LEAST_ROWS} in all), but {rows} rows are equivalent to {effective:.0f}: "
-            "increase the number of rows (setting size or rows) or leave out columns"
+            f"{LEAST_ROWS} in total), but {rows} rows are equivalent to "
+            f"{effective:.0f}: increase the number of rows (setting size or rows) or "
+            "omit columns"
         )
 
 
@@ -289,7 +290,7 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
 def open_joint(party: Party, state: ProductState, blocks: Iterator[Array]) -> Array:
     """Return the openings of a party's shares of joint columns; allowed only once."""
     if len(state.joint) or state.multiplied:
-        raise PartyError("joint columns must be opened only once")
+        raise PartyError("joint columns must be masked and sent only once")
     with refusing():
         triple, owner = _triple(party, state), len(state.roles.owners)
         openings = [
@@ -341,7 +342,7 @@ def multiply(
     other = other_of(party, roles)
     openings, joint, checks = openings or {}, joint or {}, checks or {}
     if sorted(openings) != list(range(party.n_parties)):
-        raise PartyError("openings must include the openings of all parties")
+        raise PartyError("openings must include an opening from each party")
     if list(joint) != [other] * bool(roles.joint) or list(checks) != [other]:
         raise PartyError("joint and checks must come from the other computing party")
     with refusing():
@@ -402,7 +403,7 @@ def opened(party: Party, state: ProductState, share: Mapping[int, Array]) -> Arr
     """Return the Gram matrix at the first party; refuse it if the triple is wrong."""
     roles = state.roles
     if not len(state.share) or list(share) != [roles.second]:
-        raise PartyError("the Gram matrix needs the share of the second party")
+        raise PartyError("computing the Gram matrix requires the second party's share")
     pair, use = [state.share, share[roles.second]], roles.deal(party.session)
     if len(pair[0]) != len(pair[1]):
         raise PartyError(f"share must have {len(pair[0])} bytes, got {len(pair[1])}")

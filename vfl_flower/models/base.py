@@ -344,7 +344,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
         raise ValueError("the file is damaged, or is not a saved model") from None
     if version != FORMAT:
         raise ValueError(
-            f"the file must hold a model of format {FORMAT}, got format {version}"
+            f"the file must hold a model in format {FORMAT}, got format {version}"
         )
     return kind, arrays
 
@@ -379,8 +379,8 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
     if shapes != [(*rows, width) for width in widths]:
         raise ValueError(
             "predict needs one matrix for each party, in party order, with equal "
-            f"numbers of rows and {list(widths)} columns, got {len(shapes)} arrays of "
-            f"shapes {shapes[:5]}"
+            f"numbers of rows and, respectively, {list(widths)} columns, got "
+            f"{len(shapes)} arrays of shapes {shapes[:5]}"
         )
     for place, array in enumerate(arrays):
         real = array.dtype.kind in "biuf"

@@ -143,8 +143,8 @@ class KernelKMeansModel(Model):
     def _parts(self) -> list[dict[str, Any]]:
         if self.parts is None:
             raise ValueError(
-                f"the labels and local models of model {self.id} are at the parties, "
-                "where the command vfl-flower label labels new rows"
+                f"the labels and local models of model {self.id} are at the parties: "
+                "to label new rows, run vfl-flower label at a party"
             )
         return self.parts
 
@@ -153,8 +153,8 @@ class KernelKMeansModel(Model):
         shape, kind = np.shape(X), np.asarray(X).dtype.kind
         if len(shape) != 2 or shape[1] != self.n_columns or kind not in "biuf":
             raise ValueError(
-                f"X must be a matrix of {self.n_columns} columns of real numbers, got "
-                f"shape {shape} and dtype {np.asarray(X).dtype}"
+                f"X must be a matrix with {self.n_columns} columns of real numbers, "
+                f"got shape {shape} and dtype {np.asarray(X).dtype}"
             )
         return part
 
@@ -180,6 +180,6 @@ def _with_map(part: Mapping[str, Any]) -> EmbeddingPart:
     """Return a party's local model; raise ValueError if it cannot map rows."""
     if "P" not in part:
         raise ValueError(
-            "only a model trained on split rows with cem can label new rows"
+            "only a model trained with cem, on split rows, can label new rows"
         )
     return cast(EmbeddingPart, part)

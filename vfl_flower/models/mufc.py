@@ -107,7 +107,7 @@ class MUFCModel(Model):
         d = self.cluster_centers_.shape[1]
         if rows.ndim != 2 or rows.shape[1] != d:
             raise ValueError(
-                f"X must be a matrix of {d} columns, got shape {rows.shape}"
+                f"X must be a matrix with {d} columns, got shape {rows.shape}"
             )
         if rows.dtype.kind not in "biuf" or not np.isfinite(rows).all():
             raise ValueError("X must hold finite numbers")

@@ -225,6 +225,6 @@ class PartedStrategy(JudgedStrategy):
         n = parties.n_rows
         train, test = split_rows(n, test_fraction, run.seed)
         if test_fraction and not len(test):
-            text = "test_fraction holds out no row: %g of %d rows"
+            text = "no row is held out: test_fraction is %g, and there are only %d rows"
             log.warning(text, test_fraction, n)
         return np.arange(n) if train is None else train, test

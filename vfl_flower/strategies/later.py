@@ -84,8 +84,8 @@ class RowPrediction(LaterTask, JudgedStrategy):
             metrics |= metrics_of(reply)
         else:
             log.info(
-                "%d predictions are at %r, in predictions-%s-%016x.csv in its "
-                "state-dir",
+                "%d predictions are stored at %r, in the file predictions-%s-%016x.csv "
+                "of its state-dir",
                 *(rows, parties[receiver].name, self.model_id, parties.session),
             )
         return record_model(run, model, metrics)

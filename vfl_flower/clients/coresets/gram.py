@@ -142,7 +142,7 @@ def columns(
     products.check_roles(party, roles, width, turn=0)
     rows, weights = _rows(party, test_fraction, coreset)
     if counted != roles.columns or roles.rows != len(rows):
-        raise PartyError("counted and rows must match the Gram matrix")
+        raise PartyError("counted and rows must be the size of the Gram matrix")
     products.check_rows(party, weights, len(rows), roles.columns)
     party.sum_over(rows, weights)
     w = np.ones(len(rows)) if weights is None else weights
@@ -160,8 +160,8 @@ def columns(
         products.withhold(
             party,
             f"at least {LEAST_ROWS} labels must differ from the most frequent label, "
-            f"and no label may be an outlier or above {LARGEST:g}, or the Gram matrix "
-            "would reveal all columns of a single row",
+            f"and no label may be an outlier or above {LARGEST:g}: otherwise, the Gram "
+            "matrix would reveal all columns of a single row",
         )
         y_mean = _mean_of_all(party) * intercept
     sent = np.concatenate([mean, R.ravel(), [left_out]])
@@ -212,8 +212,8 @@ def _gram_columns(
         names = np.array(party.columns or range(d), dtype=str)
         added = names[T.any(axis=1) & (np.diag(T) == 0)].tolist()
         log.warning(
-            "columns of this party in which few rows differ, added to other columns: "
-            "%s; columns left out of the model: %s; outlying rows moved: %d",
+            "columns of this party in which few rows differ, and which were added to "
+            "others: %s; columns left out of the model: %s; outlying rows moved: %d",
             *(added, names[left_out].tolist(), (X != Z).any(axis=1).sum()),
         )
     A[:, ~stays] = 0.0
@@ -298,11 +298,11 @@ def _units(units: dict[int, Array], owner: int, d: int) -> tuple[Array, Array, i
     """Return a party's mean, its R and the number of columns that it left out."""
     data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
     if len(data) != 8 * (d + d * d + 1):
-        raise PartyError(f"units must fit the columns of the party at place {owner}")
+        raise PartyError(f"units of position {owner} must match that party's columns")
     sent = np.frombuffer(data, "<f8")
     if not np.abs(sent).max(initial=0.0) <= LARGEST:
         raise PartyError(f"the absolute values in units must be at most {LARGEST:g}")
     mean, R, count = np.split(sent, [d, d + d * d])
     if not 0 <= count[0] <= d:
-        raise PartyError("units must give the number of columns left out")
+        raise PartyError("units must hold the number of columns left out of the model")
     return mean, R.reshape(d, d), int(count[0])

@@ -157,7 +157,7 @@ def keep(
 
 def _part(party: Party) -> Part:
     if "weights" not in party.part:
-        raise PartyError("this run has no linear model or centres: train first")
+        raise PartyError("this run has neither a linear model nor centres: train first")
     return cast(Part, party.part)
 
 
@@ -240,14 +240,14 @@ def answer(
     local_model = _part(party)
     linear, outputs = local_model["kind"] == "linear", len(local_model["weights"])
     if party.index != local_model["receiver"] or sums.size % outputs:
-        raise PartyError("sums must belong to the model and be sent to its receiver")
+        raise PartyError("sums must be sent to the model's receiver for all outputs")
     state = party.recall(PredictionState, PredictionState())
     if curves and not state.curves:
-        raise PartyError("curves must be the same in all requests for a sum")
+        raise PartyError("curves must be the same as in the requests for these sums")
     table = sums.reshape(-1, outputs)
     due = min(block_rows(outputs), party.n_rows - len(state.values))
     if len(table) != due:
-        raise PartyError(f"sums must cover the next {due} rows, got {len(table)}")
+        raise PartyError(f"sums must cover the next {due} rows, got {len(table)} rows")
     if linear:
         values, costs = table[:, 0], np.zeros(0)
     else:
@@ -282,7 +282,7 @@ def _worth(
     else:
         known = ~np.isnan(np.asarray(party.y, dtype=np.float64))
     if known.sum() < LEAST_ROWS:
-        log.warning("the mean error is not reported: too few rows to hide each row")
+        log.warning("the mean error is not reported: so few rows would not be hidden")
         return {"test_rows": 0}
     party.sum_over(None if known.all() else np.flatnonzero(known))
     if party.y is not None and linear:
@@ -365,7 +365,7 @@ def errors(
         raise PartyError("this party holds no labels")
     sets = _evaluated(party, test_fraction, test, train)
     if len(high) != sum(map(len, sets.values())):
-        raise PartyError(f"high and low must cover the rows held out, got {len(high)}")
+        raise PartyError(f"high and low must cover the evaluated rows, got {len(high)}")
     predictions, reply = unit * (high + low), Errors()
     for name, rows in sets.items():
         predicted, predictions = np.split(predictions, [len(rows)])
@@ -373,7 +373,7 @@ def errors(
         party.sum_over(rows)
         try:
             if not evaluation.hides_each(party, rows):
-                raise PartyError("too few rows for their mean error to hide each row")
+                raise PartyError("the mean error would not hide each of so few rows")
             with np.errstate(over="ignore", invalid="ignore"):
                 worth = evaluation.measures_of(
                     party, y, predicted, "continuous", np.zeros(0)

@@ -372,8 +372,8 @@ def distances(
     rows = np.arange(party.n_rows)[start:stop] if train is None else train[start:stop]
     if len(rows) * len(centers) > max(MOST_DISTANCES, len(centers)):
         raise PartyError(
-            f"one message must have at most {MOST_DISTANCES} distances, got "
-            f"{len(rows)} rows and {len(centers)} centres"
+            f"one message must have at most {MOST_DISTANCES} distances, got the "
+            f"distances from {len(rows)} rows to {len(centers)} centres"
         )
     party.afford("centers", len(centers), party.rows.shape[1])
     party.share(rows, "rows")

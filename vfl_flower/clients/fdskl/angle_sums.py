@@ -152,7 +152,7 @@ def angles_of(
     holders, stop = part["holders"], request.stop
     names = [f"angles_{j}" for j in holders] if send is None else send
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
-        raise PartyError("offsets need shared features")
+        raise PartyError("offsets must be requested only with shared features")
     _check_request(part, request)
     rows = request.rows.astype(np.intp)
     party.afford("rows", len(rows), party.rows.shape[1])
@@ -194,8 +194,8 @@ def summed_angles(angles: Array, offsets: Array | None, rows: Array) -> Array:
         raise PartyError("angles must be integers of 8, 16 or 32 bits, or float64")
     if angles.size % len(rows):
         raise PartyError(
-            f"angles must cover the same features in each of the {len(rows)} rows, got "
-            f"{angles.size} values in all"
+            f"angles must have the same number of features in each of the {len(rows)} "
+            f"rows, got {angles.size} values in total"
         )
     angles = angles.reshape(len(rows), -1)
     if angles.dtype.kind != "f":

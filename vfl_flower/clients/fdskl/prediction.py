@@ -110,7 +110,7 @@ def answer(
         if summed.shape[1] != len(coef):
             raise PartyError(
                 f"angles must cover the {len(coef)} features of the label holder, got "
-                f"{summed.shape[1]}"
+                f"{summed.shape[1]} features"
             )
         partial = kernel_model.linear_scores(summed, coef) + intercept
     if size:

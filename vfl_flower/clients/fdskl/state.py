@@ -262,15 +262,15 @@ def _check_setup(party: Party, setup: Setup) -> None:
     """Raise ``PartyError`` unless a setup is consistent and fits this party."""
     holders, shared = setup.holders, setup.shared
     if len(set(holders) & set(range(party.n_parties))) < len(holders):
-        raise PartyError("holders must name parties of the run, each once")
+        raise PartyError("holders must name parties of the run, without duplicates")
     if (party.index in holders) != (party.y is not None):
         raise PartyError("holders must be the parties that hold labels")
     if shared is None:
         return
     if not party.allow_plain:
         raise PartyError(
-            "this party requires private features: with a seed that all parties know, "
-            "the label holder could compute differences between this party's rows"
+            "this party requires private features: if all parties knew a seed, the "
+            "label holder could compute differences between this party's rows"
         )
     if not re.fullmatch("[0-9a-f]{1,32}", shared.seed):
         raise PartyError("shared.seed must be up to 32 hexadecimal digits")
@@ -279,12 +279,12 @@ def _check_setup(party: Party, setup: Setup) -> None:
         len(widths) != party.n_parties
         or widths[party.index or 0] != party.rows.shape[1]
     ):
-        raise PartyError("shared.widths must give the number of columns of each party")
+        raise PartyError("shared.widths must list the number of columns of each party")
     if len(shared.kept) != len(holders) or any(
         place >= party.n_parties or place == holder
         for place, holder in zip(shared.kept, holders, strict=True)
     ):
-        raise PartyError("shared.kept must name, for each holder, another party")
+        raise PartyError("shared.kept must name another party for each holder")
 
 
 def part_of(party: Party, training: Training) -> KernelPart:
@@ -316,7 +316,7 @@ def part_of(party: Party, training: Training) -> KernelPart:
 def loaded_part(party: Party) -> KernelPart:
     """Return the party's local model of the run."""
     if "holders" not in party.part:
-        raise PartyError("this run has no model of this strategy")
+        raise PartyError("this run has no model for this strategy")
     return cast(KernelPart, party.part)
 
 

@@ -36,7 +36,7 @@ def _labels(party: Party, rows: Array) -> Array:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     if np.isnan(y).any():
-        raise PartyError("rows must have labels at this party")
+        raise PartyError("this party must have a label for each requested row")
     return y
 
 
@@ -113,7 +113,7 @@ def fit(
     if not M or summed.shape[1] != M:
         raise PartyError(
             f"angles must cover the {M} features of the label holder, got "
-            f"{summed.shape[1]}"
+            f"{summed.shape[1]} features"
         )
     reply = FittedKernel(kept=False)
     if setup.chooses:
@@ -282,7 +282,7 @@ def _scores_of(party: Party, training: state.Training, at: state.SummedRows) -> 
     if summed.shape[1] not in (count, count + block):
         raise PartyError(
             f"angles must cover the {count} features of the label holder, or {block} "
-            f"more, got {summed.shape[1]}"
+            f"more, got {summed.shape[1]} features"
         )
     if summed.shape[1] > count:  # its own round: the new features belong to this party
         training.waiting = summed
@@ -300,7 +300,7 @@ def _learn(
     """Lines 9 and 10: the step of the iteration whose scores are known."""
     angles, y, alpha = training.waiting, training.labels, training.alpha
     if angles is None or y is None or alpha is None:
-        raise PartyError("scores must belong to instances of this party's own round")
+        raise PartyError("scores must be for instances of this party's own round")
     K, setup = alpha.shape[1] // y.shape[1], training.setup
     if scores.size != K * y.size:
         raise PartyError(f"scores must hold {K * y.size} numbers, got {scores.size}")

@@ -85,9 +85,9 @@ def _embed(
     """Compute the embedding, which ends the iterations; return it with the state."""
     state = party.recall(training.State)
     if not state.t or state.H is not None:
-        raise PartyError("the embedding must be made only once, after the iterations")
+        raise PartyError("the embedding must be computed once, after the iterations")
     if (R is None) == (H is None) or (R is None) != (state.P is None):
-        raise PartyError("the request must include R with cem, and H without cem")
+        raise PartyError("the request must have R if cem is true, and H otherwise")
     if R is not None:
         H = training.times(party, state, R)
     assert H is not None
@@ -185,7 +185,7 @@ def local(
 def _embedded(state: training.State) -> Array:
     """Return H, the embedding."""
     if state.H is None:
-        raise PartyError("the embedding must be made before this step")
+        raise PartyError("the embedding must be computed before this step")
     return state.H
 
 
@@ -197,7 +197,7 @@ def sample(party: Party, count: Count) -> Sample:
     state = party.recall(training.State)
     H, clusters = _embedded(state), state.clusters
     if clusters is None:
-        raise PartyError("this party's own clusters must be made before this step")
+        raise PartyError("this party's own clusters must be computed before this step")
     with training.within_memory():
         points, weights = distributed_kmeans.sample(
             RowBlocks(H), clusters, count, party.rng("sample")
@@ -259,8 +259,8 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
     part = party.part
     if "P" not in part:
         raise PartyError(
-            "only a model trained with cem on split rows can label new rows: for this "
-            "model the party stores only the labels of the training rows"
+            "only a model trained with cem, on split rows, can label new rows: for "
+            "this model, the party stores only the labels of the training rows"
         )
     width, now = party.rows.shape[1], party.columns_digest
     trained = part["columns"]
@@ -291,7 +291,7 @@ def predict(party: Party) -> Predicted:
 def evaluate(party: Party) -> EmbeddedCost:
     """Return the sum of the squared distances of new rows to the trained centres."""
     if party.n_rows < LEAST_ROWS:
-        raise PartyError(f"the cost needs at least {LEAST_ROWS} rows at each party")
+        raise PartyError(f"this step requires at least {LEAST_ROWS} rows at each party")
     party.share(np.arange(party.n_rows), "row-sums")
     cost = _new_clusters(party)[1].sum(keepdims=True)
     if not cost[0] <= training.LARGEST_COST:

@@ -344,7 +344,7 @@ def _advance(
     """
     state = party.recall(State)
     if state.H is not None:
-        raise PartyError("the iterations are finished: the embedding has been made")
+        raise PartyError("the iterations are finished: the embedding has been computed")
     if t not in (state.t, state.t + 1):
         raise PartyError(f"t must be {state.t} or {state.t + 1}, got {t}")
     if state.t and mechanism != (state.P is not None):
@@ -352,9 +352,9 @@ def _advance(
     if state.t == t:  # with a wider bound, or for another product
         return state
     if (R is not None) != (mechanism and t > 1):
-        raise PartyError("R must be given from t = 2 onwards, and only with cem")
+        raise PartyError("R must be given if and only if cem is true and t > 1")
     if (setup is not None) != (t == 1):
-        raise PartyError("the setup must be given only with the first iteration")
+        raise PartyError("the setup must be given if and only if t is 1")
     if setup is not None:
         if (setup.shift is None) != (setup.scale is None):
             raise PartyError("shift and scale must be given together")

@@ -103,7 +103,7 @@ def forget(
     least = max(least, LEAST_STAYING)
     if party.n_parties - len(gone_parties) < least:
         raise PartyError(
-            f"at least {least} parties must stay, so that their sum hides each party"
+            f"at least {least} parties must remain, so that a sum hides each of them"
         )
     if party.index in gone_parties:
         return _leave(party, model, settings, key)
@@ -214,10 +214,9 @@ def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, 
     row = {tags[i]: i for i in np.flatnonzero(stay).tolist()}
     if len(row) != remaining or np.count_nonzero(stay) != remaining:
         log.error(
-            "%d training rows were not forgotten: the data hold %d of them, in %d rows",
-            remaining,
-            len(row),
-            np.count_nonzero(stay),
+            "%d training rows were not forgotten and must occur in the data once each, "
+            "but the data hold %d of them, in %d rows",
+            *(remaining, len(row), np.count_nonzero(stay)),
         )
         raise PartyError(
             "each training row that was not forgotten must occur exactly once in the "

@@ -101,14 +101,14 @@ class TrainingSettings:
             if self.field == "hash":
                 raise
             raise ValueError(
-                f"field must be 'hash' for {n_columns} columns of {n_bins} bins: "
+                f"field must be 'hash' for {n_columns} columns of {n_bins} bins each: "
                 f"{n_bins}^{n_columns} is above 2^61"
             ) from None
         if code.size > MOST_NUMBERS:
             raise ValueError(
-                f"local_clusters must be lower, got {self.local_clusters}: for "
-                f"{n_parties} parties and {n_columns} columns a message would have "
-                f"{code.size} numbers, above the maximum of {MOST_NUMBERS}"
+                f"local_clusters must be lower than {self.local_clusters}: with "
+                f"{n_parties} parties and {n_columns} columns, a message would have "
+                f"{code.size} numbers, but the maximum is {MOST_NUMBERS}"
             )
         return code
 

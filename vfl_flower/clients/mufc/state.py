@@ -234,7 +234,7 @@ class StateFile:
             ) from None
 
     def _missing(self) -> Exception:
-        logger.error("no state in %s", self._path)
+        logger.error("there is no state in %s", self._path)
         return self.error(f"{self.owner} has no state of model {self.model}")
 
     def _check(self, db: sqlite3.Connection) -> None:
@@ -401,9 +401,9 @@ class ClientState(StateFile):
             wrong = int(sizes.sum()) != remaining or (sizes < 1).any()
             if wrong or len(sizes) > len(centroids):
                 raise PartyError(
-                    f"sizes of {len(centroids)} clusters must be at least 1 and add up "
-                    f"to {remaining}, the number of remaining rows, got {len(sizes)} "
-                    f"sizes with sum {sizes.sum()}"
+                    f"sizes must have at most {len(centroids)} numbers, each at least "
+                    f"1, with the sum {remaining}, the number of remaining rows, got "
+                    f"{len(sizes)} numbers with the sum {sizes.sum()}"
                 )
             db.execute(
                 "INSERT OR REPLACE INTO staged VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -119,8 +119,8 @@ def train(
     folder = party.state_dir if keep else None
     if folder is not None and not party.name:
         raise PartyError(
-            "to forget rows later, the party needs a party-name, since its place in a "
-            "run can belong to a different party in the next run"
+            "to forget rows later, the party needs a party-name, because its position "
+            "in a run can belong to a different party in the next run"
         )
     check_box(party, settings)
     with refusing():
@@ -280,7 +280,7 @@ def finish_served(state: ClientState) -> None:
     row_requests.finish_requests(state.folder, row_requests.FORGET, are_served)
     if files := row_requests.files_naming(state.folder, forgotten):
         log.warning(
-            "remove the files of the state-dir that still name forgotten ids: %s",
+            "files of the state-dir still contain forgotten ids; remove them: %s",
             ", ".join(files),
         )
     row_requests.finish_requests(
@@ -354,7 +354,7 @@ def warn_of_others(party: Party, rows: Array) -> None:
     """Warn if some rows of the data do not participate, and remove the cache."""
     if len(rows) < party.n_rows:
         log.warning(
-            "%d rows of the data take no part: remove forgotten rows from the file",
+            "%d rows of the data are not used: remove forgotten rows from the file",
             party.n_rows - len(rows),
         )
         drop_cache(party)
@@ -431,7 +431,7 @@ def evaluate(
     """
     rows, _, costs = _new_rows(party, model, version, before, centers)
     if len(rows) < LEAST_ROWS:
-        raise PartyError(f"the cost needs at least {LEAST_ROWS} rows at each party")
+        raise PartyError(f"this step requires at least {LEAST_ROWS} rows at each party")
     party.sum_over(rows, by_choice=len(rows) < party.n_rows)
     party.share(rows, "row-sums")
     cost = float(costs.sum())

@@ -101,7 +101,7 @@ def part(
     holder.
     """
     if "local" not in party.part:
-        raise PartyError("this run has no model of this strategy")
+        raise PartyError("this run has no model for this strategy")
     model = party.part
     check_columns(party, model["n_columns"], list(model["columns"]))
     holder, joint = model["holder"], model["n_features"]

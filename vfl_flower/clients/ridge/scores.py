@@ -97,7 +97,7 @@ class Products(TypedDict, total=False):
 def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalColumns]:
     """Return the party's local model, its columns for rows, and its local columns."""
     if "local" not in party.part:
-        raise PartyError("this run has no model of this strategy")
+        raise PartyError("this run has no model for this strategy")
     X = np.asarray(party.rows.take(rows.astype(np.intp)), dtype=np.float64)
     return party.part, X, unpack_local(party.part)
 
@@ -127,7 +127,7 @@ def rows(
     width = 0 if holder else part["local"]
     check_roles(party, roles, width, dealing.NEW_ROWS.fraction, labels=False)
     if roles.first != part["holder"] or holder != (index == roles.first):
-        raise PartyError("scores must be opened by the party with the weights")
+        raise PartyError("scores must be sent to the party with the weights")
     if roles.joint != part["n_features"] or roles.rows != len(numbers):
         raise PartyError("joint must match the model, and rows must match the request")
     if holder and outputs != len(part["intercept"]):
@@ -201,7 +201,7 @@ def products(
     state, of_rows = _rows_state(party)
     roles, state.rows = of_rows.roles, None
     if party.index != roles.second or list(weights) != [roles.first]:
-        raise PartyError("products must have the first party's hidden weights")
+        raise PartyError("weights must be sent by the first party to the second alone")
     deal = dealing.row_deal(roles, party.session, outputs)
     with refusing():
         triple = _triple(deal, of_rows, 1)
@@ -323,7 +323,7 @@ def _opened(
     roles = of_rows.roles
     others = _others(roles)
     if list(products) != [roles.second] or sorted(hidden) != others:
-        raise PartyError("scores must follow from the replies of all other parties")
+        raise PartyError("scores require the replies of all other parties")
     part, X, local = _features(party, of_rows.rows)
     deal = dealing.row_deal(roles, party.session, len(part["intercept"]))
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")

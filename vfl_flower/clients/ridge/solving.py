@@ -79,7 +79,7 @@ def relevance(
     if party.y is None:
         return {}
     if triples is None:
-        raise PartyError("relevance needs the dealer's triples")
+        raise PartyError("the label holder's request must include the dealer's triples")
     if joint is None or joint.relevant:
         raise PartyError("relevance must follow a first round with joint features")
     others = [j for j in range(party.n_parties) if j != party.index]
@@ -180,7 +180,7 @@ def _computed(party: Party) -> products.ProductState:
 
 def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
     if len(kinds) != KINDS * party.n_parties:
-        raise PartyError("kinds must give the number of local columns of each kind")
+        raise PartyError("kinds must list the number of local columns of each kind")
     return [sum(kinds[k : k + KINDS]) for k in range(0, len(kinds), KINDS)]
 
 
@@ -201,7 +201,7 @@ def _solve(
     expected = list(roles.owners)
     expected[roles.first] = local.n_columns
     if _local_widths(party, kinds) != expected:
-        raise PartyError("kinds must give the number of local columns of each kind")
+        raise PartyError("kinds must list the number of local columns of each kind")
     counts = state.joint.counts if state.joint is not None else []
     order = _order(roles, local.n_columns, counts)
     gram = products.opened(party, product, share)[np.ix_(order, order)]

@@ -240,7 +240,7 @@ def joint_shares(
     comes from another sender.
     """
     if party.index not in (roles.first, roles.second):
-        raise PartyError("only the two computing parties may open angles")
+        raise PartyError("only the two computing parties may receive angles")
     if angles.dtype != np.dtype(f"u{angle_bits // 8}"):
         raise PartyError(f"angles must have {angle_bits} bits")
     second = party.index == roles.second
@@ -248,7 +248,7 @@ def joint_shares(
         raise PartyError("cosines must be sent to the second party alone")
     portion = shares.Portion(dealt_to(cosines, delivered, roles)) if second else None
     if angles.size != use.rows * use.shape[1]:
-        raise PartyError(f"angles must cover {use.rows} rows and all features")
+        raise PartyError(f"each of {use.rows} rows must have {use.shape[1]} angles")
     sums, head = angles.reshape(use.shape), shares.Dealt.unpack(dealt)
     for block, rows in enumerate(use.blocks()):
         delta, given = sums[rows], head

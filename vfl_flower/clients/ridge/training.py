@@ -187,14 +187,14 @@ def _check_turn(
         raise PartyError("rows must be the number of training rows")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
         raise PartyError(
-            f"turn must be {state.turns}, the next round, and below {MOST_TURNS}, "
-            f"got {roles.turn}"
+            f"turn must be {state.turns}, the number of the next round, and less than "
+            f"{MOST_TURNS}, got {roles.turn}"
         )
     counts = [] if joint is None else joint.counts
     if (joint is None) != task.linear or roles.joint != 2 * sum(counts):
         raise PartyError(
-            "joint must count a cosine and a sine for each angle, and must be 0 in a "
-            "linear model"
+            "joint must be twice the number of angles (for a cosine and a sine of "
+            "each), and 0 in a linear model"
         )
     if joint is not None and not (
         len(joint.bandwidths) == len(counts) == len(joint.densities)
@@ -230,7 +230,7 @@ def open_joint(
     """
     state, product = party.recall(ridge.RidgeState), party.recall(products.ProductState)
     if state.joint is None or state.multiple:
-        raise PartyError("joint features must be opened only once, after hide_rows")
+        raise PartyError("joint features must be sent once, after the step hide_rows")
     roles = product.roles
     if (angles is not None) != (party.index in (roles.first, roles.second)):
         raise PartyError("angles must be sent to the two computing parties alone")
@@ -306,9 +306,9 @@ def check_targets(
             beyond = int(((y < state.lowest) | (y > state.highest)).sum())
             if beyond:
                 log.warning(
-                    "%d of %d labels are clipped at values that %d rows reach, since "
-                    "outlying labels would reveal single rows of other parties: the "
-                    "model does not learn how far the labels lie beyond these values",
+                    "%d of %d labels are clipped at values that %d rows reach, because "
+                    "outlying labels would reveal single rows of other parties. The "
+                    "model does not learn how far labels lie beyond these values",
                     *(beyond, len(y), rows),
                 )
             state.muted = muted_columns(fitted, Y)
@@ -324,7 +324,7 @@ def check_targets(
             f"labels must differ from the most frequent label in at least {LEAST_ROWS} "
             f"training rows, each class must have at least {LEAST_ROWS} rows, and no "
             "label may be an outlier, or a Gram matrix would reveal all columns of a "
-            f"single row: the lowest count is {fewest}; use more rows or fewer classes"
+            f"single row. The lowest count is {fewest}: use more rows or fewer classes"
         )
     products.withhold(party, rule)
     state.constant = True

@@ -281,13 +281,13 @@ class CoresetStrategy(JudgedStrategy):
         n = parties.n_rows - self.n_test(parties)
         if n < 1:
             raise FederationError(
-                f"test_fraction must leave training rows, got {self.test_fraction} of "
-                f"{parties.n_rows} rows"
+                "test_fraction must leave at least one training row, got "
+                f"{self.test_fraction} with {parties.n_rows} rows"
             )
         if self.sampling == "uniform" and self.size != "auto" and self.size > n:
             raise FederationError(
-                "with sampling 'uniform', size must be at most the number of training "
-                f"rows, got {self.size} for {n} rows"
+                f"with sampling 'uniform', size must be at most {n}, the number of "
+                f"training rows, got {self.size}"
             )
         return n
 

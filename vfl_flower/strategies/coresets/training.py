@@ -160,9 +160,9 @@ class CoresetVRLR(LinearStrategy):
         sentences = []
         if count := metrics.get("left_out"):
             sentences.append(
-                f"number of columns that the model leaves out: {count}; in each "
-                "column, too few rows differ from the most frequent value, one row "
-                "stands out, or a number exceeds 1e100; each party's log names them"
+                f"columns left out of the model: {count}. In each of them, too few "
+                "rows differ from the most frequent value, one row stands out, or a "
+                "number exceeds 1e100; each party's log names its columns"
             )
         if not metrics.get("converged", 1.0):
             sentences.append(
@@ -234,9 +234,9 @@ class CoresetVRLR(LinearStrategy):
                 else "leave out columns or use more rows"
             )
             raise FederationError(
-                f"with solver 'gram', size must be at least {least} ({ROWS_PER_COLUMN} "
-                f"rows for each column: {held}, and the labels), got {size} of {n} "
-                f"training rows; a Gram matrix of fewer rows reveals rows: {advice}"
+                f"with solver 'gram', size must be at least {least}, got {size} of {n} "
+                f"rows: a Gram matrix of fewer than {ROWS_PER_COLUMN} rows for each "
+                f"column (columns: {held}, and the labels) reveals rows; {advice}"
             )
 
     def fewest_rows(self, columns: int) -> int:
@@ -376,8 +376,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
         size = self.n_clusters if self.size == "auto" else self.size
         if self.sampling != "full" and self.n_clusters > size:
             raise ValueError(
-                f"n_clusters must be at most size, got {self.n_clusters} for "
-                f"{self.size} rows"
+                f"n_clusters must be at most size = {self.size}, got {self.n_clusters}"
             )
 
     @classmethod
@@ -406,8 +405,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
         n = self.n_train(parties)
         if k > n:
             raise FederationError(
-                f"n_clusters must be at most the number of training rows, got {k} for "
-                f"{n} rows"
+                f"n_clusters must be at most {n}, the number of training rows, got {k}"
             )
         if self.evaluate == "full" and k > sum(widths):
             raise FederationError(

@@ -237,9 +237,9 @@ class FDSKL(KernelLearning):
         block = most // T
         if not block or self._area(batches) * block > products:
             raise FederationError(
-                f"features must be at least {T}, the number of iterations, and budget "
-                f"must cover the angles of {sum(batches)} rows, got {most} features "
-                f"and budget {self.budget}"
+                f"features must be at least {T}, the number of iterations, got {most}; "
+                f"budget must be large enough for the angles of {sum(batches)} rows, "
+                f"got {self.budget}"
             )
         for t, rows in enumerate(batches):
             check_block((t + 1) * block, self.angle_bits, self.block_bytes, rows)
@@ -373,8 +373,8 @@ class FDSKLDirect(KernelLearning):
         least = min(LEAST_ROWS, parties.n_rows // 2)  # parties refuse fewer
         if 0 < self.rows < least:
             raise FederationError(
-                f"rows must be 0 or at least {least} of {parties.n_rows} rows, got "
-                f"{self.rows}"
+                f"with {parties.n_rows} rows in the data, rows must be 0 or at least "
+                f"{least}, got {self.rows}"
             )
         rows, M = self._sample(train, run)
         check_block(M, self.angle_bits, self.block_bytes)

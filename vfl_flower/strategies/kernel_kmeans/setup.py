@@ -271,7 +271,7 @@ def _ask_sums(
     sealed = replies.secrets.get("seed", [None])
     if len(sealed) != len(parties) or sealed[0] is not None:
         sender = sealed.index(None) if len(sealed) == len(parties) else 0
-        reason = "the first party, and no other, must draw the seed of the features"
+        reason = "the seed of the features must be drawn by the first party alone"
         raise parties.failure(sender, party.begin, reason)
     sum_x, sum_squares = (join_limbs(limbs) for limbs in sums.values())
     if (sum_squares < 0).any():

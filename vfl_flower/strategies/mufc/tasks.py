@@ -540,8 +540,8 @@ class MUFCEvaluation(MUFCPrediction):
         with training.naming_parties(parties):
             if not (0 < rows <= parties.n_rows and 0 <= cost < math.inf):
                 raise FederationError(
-                    "the parties' numbers of rows and their costs do not add up to "
-                    "valid numbers: a message was altered"
+                    "the sums of the parties' row counts and costs are not valid "
+                    "numbers: a message was altered"
                 )
         return {"test_rows": rows, "test_loss": cost / rows}
 
@@ -551,8 +551,8 @@ def warn_of_copies(replies: Replies[Any]) -> None:
     in_file, *in_models = replies.sums["totals"][2:].tolist()
     if not all(0 <= count <= party.MOST_ROWS for count in (in_file, *in_models)):
         raise FederationError(
-            "the counts of forgotten rows in the parties' files and models do not add "
-            "up to numbers from 0 to 2^40: a message was altered"
+            "the sums of the parties' counts of forgotten rows are not between 0 and "
+            "2^40: a message was altered"
         )
     if in_file:
         log.warning(
@@ -595,6 +595,6 @@ def _check_parties(
     if missing or extra:
         wrong = "missing" if missing else "not one of them"
         raise FederationError(
-            f"the {len(parties)} parties of the model, and no others, must take part: "
-            f"{(missing + extra)[0]!r} is {wrong}"
+            f"the {len(parties)} parties of the model, and no others, must take part, "
+            f"but {(missing + extra)[0]!r} is {wrong}"
         )

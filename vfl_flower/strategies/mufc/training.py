@@ -133,8 +133,8 @@ class MUFCTask(ProtocolStrategy):
             sizes = np.concatenate(replies.each("sizes")).astype(np.int64)
             if int(sizes.sum()) != _total_rows(replies):
                 raise FederationError(
-                    "the parties' cluster sizes do not add up to their numbers of "
-                    "rows: a message was altered"
+                    "the sum of the parties' cluster sizes is not the sum of their row "
+                    "counts: a message was altered"
                 )
             bins, counts = agreed.quantizer.count(points, sizes)
             weights = sizes.astype(np.float64)
@@ -561,8 +561,8 @@ def _total_rows(replies: Replies[Any]) -> int:
     rows, behind = replies.sums["totals"][:2].tolist()
     if not (0 <= rows <= party.MOST_ROWS and 0 <= behind <= len(replies)):
         raise FederationError(
-            "the parties' numbers of rows do not add up to a number from 0 to 2^40: a "
-            "message was altered"
+            "the sum of the parties' row counts is not between 0 and 2^40: a message "
+            "was altered"
         )
     return int(rows)
 
@@ -572,7 +572,7 @@ def _inertia(replies: Replies[Any], most: float) -> float:
     inertia = float(join_limbs(replies.sums["cost"])[0])
     if not 0 <= inertia <= 1.01 * most:
         raise FederationError(
-            "the objective does not fit rows in the box: a message was altered"
+            "no rows in the box can have this objective: a message was altered"
         )
     return inertia
 

@@ -300,7 +300,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     def _warn(self, run: Run, used: int, available: int) -> None:
         """Add warnings about rows left out and about too few rows."""
         limit = (
-            f"the features may hold at most {MOST_NUMBERS:,} numbers; to use more "
+            f"the features can hold at most {MOST_NUMBERS:,} numbers; to use more "
             "rows, lower the number of features"
         )
         run.warnings += left_out("to train on", used, available, limit)
@@ -330,9 +330,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         room = rows // ROWS_PER_COLUMN
         if self.joint_features > room:
             raise FederationError(
-                f"joint_features must leave {ROWS_PER_COLUMN} rows for each feature, "
-                f"got {self.joint_features:,} features and at most {rows:,} rows to "
-                "train on: lower joint_features or use more rows"
+                f"joint_features must leave at least {ROWS_PER_COLUMN} rows for each "
+                f"feature, got {self.joint_features:,} features and only {rows:,} rows "
+                "to train on: lower joint_features or use more rows"
             )
         left, values = int(room * min(MOST_SHARE, rows / MANY_ROWS)), 3 * room // 4
         if linear:
@@ -354,9 +354,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         """Return the joint features, by default as many as the rows allow."""
         if task.linear and ROWS_PER_COLUMN * others > task.rows:
             raise FederationError(
-                f"rows must be at least {ROWS_PER_COLUMN * others}, {ROWS_PER_COLUMN} "
-                f"for each of {others} columns (including targets and the constant), "
-                f"got {task.rows}: use more rows or fewer columns"
+                f"rows must be at least {ROWS_PER_COLUMN * others}, that is, "
+                f"{ROWS_PER_COLUMN} for each of {others} columns (including targets "
+                f"and the constant), got {task.rows}: use more rows or fewer columns"
             )
         if task.linear:
             return None
@@ -367,10 +367,10 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         if others + 2 * count > room or count < 1:
             columns = others + max(2, 2 * count)
             raise FederationError(
-                f"joint_features must leave {ROWS_PER_COLUMN} rows for each of "
-                f"{columns} columns ({others} of single parties and the labels, "
-                f"{columns - others} of all parties together), that is, "
-                f"{ROWS_PER_COLUMN * columns} rows in all, got {rows}: lower "
+                f"joint_features must leave at least {ROWS_PER_COLUMN} rows for each "
+                f"column, that is, {ROWS_PER_COLUMN * columns} rows for {columns} "
+                f"columns ({others} of single parties and the labels, and "
+                f"{columns - others} of all parties together), got {rows} rows: lower "
                 "joint_features, or use more rows or fewer columns"
             )
         if self.bandwidth != "median":
