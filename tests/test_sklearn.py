@@ -383,8 +383,8 @@ def test_names_of_columns():
         (["a", "b"], "either counts or lists"),
         ([[0, 1], [2, 4]], "contains 4, but X has n_features = 4"),
         ([["x0", "x1"], ["x2", "y"]], "contains 'y', but X has n_features = 4"),
-        ([[0, 1], [2]], "each of the n_features = 4 items once"),
-        ([[0, 1], [1, 2, 3]], "each of the n_features = 4 items once"),
+        ([[0, 1], [2]], "each of the n_features = 4 items exactly"),
+        ([[0, 1], [1, 2, 3]], "each of the n_features = 4 items exactly"),
         ([[0, 1, 2, 3], []], "at least one item for each party"),
     ],
 )

@@ -150,7 +150,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         case (2, 0):
             return np.lib.format.read_array_header_2_0(file)
         case version:
-            raise ValueError(f"an array must have format 1 or 2, got {version}")
+            raise ValueError(f"an array must be in format 1 or 2, got format {version}")
 
 
 def _array(value: object) -> Array:

@@ -191,7 +191,7 @@ def number_array(values: Any, what: str) -> Array:
         values = values.to_pandas()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         count = int(np.ma.getmaskarray(values).sum())
-        raise ValueError(f"{what} must have no masked value, {count} found")
+        raise ValueError(f"{what} must have no masked values, got {count}")
     if hasattr(values, "toarray"):
         raise ValueError(f"{what} must be dense, got sparse data: call its toarray()")
     if hasattr(values, "iloc"):
@@ -235,5 +235,5 @@ def number_array(values: Any, what: str) -> Array:
 def _check_digits(whole: Array, what: str) -> None:
     if whole.size and max(-int(whole.min()), int(whole.max())) > 2**53:
         raise ValueError(
-            f"{what} must have no integer above 2^53: its last digits would be lost"
+            f"{what} must have no integers above 2^53: their last digits would be lost"
         )

@@ -408,7 +408,7 @@ def split(
             )
         return np.split(np.arange(n), np.cumsum(items)[:-1])
     if not all(map(is_list, items)):
-        raise ValueError(f"{argument} must have either counts or lists, got {given!r}")
+        raise ValueError(f"{argument} must list either counts or lists, got {given!r}")
     places = {name: place for place, name in enumerate(names)}
     held = [[places.get(name, name) for name in item] for item in items]
     for i in chain(*held):
@@ -416,8 +416,8 @@ def split(
             raise ValueError(f"{argument} contains {i!r}, but X has {what} = {n}")
     if not all(held) or sorted(chain(*held)) != list(range(n)):
         raise ValueError(
-            f"{argument} must have at least one item for each party, and must contain "
-            f"each of the {what} = {n} items once"
+            f"{argument} must contain each of the {what} = {n} items exactly once, and "
+            "at least one item for each party"
         )
     return [np.array(item, dtype=np.int64) for item in held]
 

@@ -101,8 +101,8 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         mixed = any(isinstance(row, bool | np.bool_) for row in some)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or mixed:
             raise ValueError(
-                "rows must be a list of row numbers, not empty and not a mask, got "
-                f"values of type {numbers.dtype}, shape {numbers.shape}"
+                "rows must be a non-empty list of row numbers, not a mask, got values "
+                f"of type {numbers.dtype} and shape {numbers.shape}"
             )
         labels = hasattr(rows, "to_numpy") and hasattr(index, "to_numpy")
         if labels and np.asarray(index).tolist() != list(range(len(X))):
@@ -114,14 +114,14 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         if counts.max(initial=1) > 1:
             number, count = rows[counts > 1][0], counts.max()
             raise ValueError(
-                f"rows must be row numbers, each only once, and not a mask: {number} "
-                f"occurs {count} times"
+                f"rows must be distinct row numbers, not a mask, but {number} occurs "
+                f"{count} times"
             )
         if self.state_folder is None:
             raise ValueError("state_folder must be set for fit and forget, got None")
         remaining = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
         if not np.isin(rows, remaining).all():
-            raise ValueError("rows must be the numbers of rows in the model")
+            raise ValueError("rows must be numbers of rows that are still in the model")
         if len(X) != len(self.labels_) or self._digest != digest_of(X[remaining]):
             raise ValueError(
                 f"X must have the {len(self.labels_)} rows passed to fit, unchanged "
