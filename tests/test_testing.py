@@ -334,7 +334,7 @@ BROKEN = {
     Disguised: ("check_data", "test_testing_disguised contains a number from a party"),
     Unmasked: ("check_masks", "of 'test_testing_summed' is the same in two runs"),
     Unplanned: ("check_plan", "took 2 round trips, but a dry run says 1"),
-    Talkative: ("check_plan", "does not show 'extra' of test_testing_chatty"),
+    Talkative: ("check_plan", "must show 'extra' of test_testing_chatty"),
     OfThree: ("check_two_parties", "two parties get an unclear error: it does not"),
     Forgetful: ("check_model", "a saved model has lost its 'mean'"),
     Patient: ("check_faults", "the run must fail"),

@@ -340,7 +340,7 @@ def check_plan(runs: Runs) -> None:
             )
         seen, said = (of.seen.get(action) for of in (result.ledger, planned.ledger))
         if seen and said and (more := seen.reply - said.reply):
-            raise AssertionError(f"a dry run does not show {_listed(more)} of {action}")
+            raise AssertionError(f"a dry run must show {_listed(more)} of {action}")
 
 
 def check_two_parties(runs: Runs) -> None:
