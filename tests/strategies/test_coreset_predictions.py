@@ -172,8 +172,8 @@ def answered(member):
     ("member", "values", "rule"),
     [
         # Each party that has a mean of its own would tell it for other centres.
-        (keeping(receiver=0), {}, "sent to the model's receiver for all"),
-        (keeping(), {"sums": np.ones(79)}, "sent to the model's receiver for"),
+        (keeping(receiver=0), {}, "sent to the model's receiver, for all"),
+        (keeping(), {"sums": np.ones(79)}, "sent to the model's receiver, for"),
         (keeping(), {"sums": np.ones(60)}, "the next 40 rows, got 30"),
         (answered(keeping()), {}, "only once in a session"),
         (keeping("linear"), {"sums": np.ones(40)}, "holds no labels"),

@@ -159,7 +159,7 @@ def asked(roles, **changes):
         ({"owners": [3, 2, 3]}, "owners must state 2 columns"),
         ({"owners": [2, 6]}, "owners must list 3 column counts"),
         ({"owners": [2, 2**12, 3]}, "1 to 4096 columns"),
-        ({"rows": N - 1}, "counted and rows must be the size"),
+        ({"rows": N - 1}, "counted must be 8, and rows "),
         ({"rows": N + 1}, "rows must be from 1 to 400, got 401"),
         ({"dealer": 1}, "randomness must come from the dealer"),
         ({"fraction": 16}, "fraction must be 0"),

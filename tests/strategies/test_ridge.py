@@ -231,7 +231,7 @@ def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, caplog):
     result = simulate(strategy(joint_features=24, rows=300), parties(), seed=0)
     assert result.metrics["rows"] == 200
     warning, few = result.warnings
-    assert few.startswith("200 training rows allow few features")
+    assert few.startswith("200 training rows allow only few features")
     assert warning.startswith("100 of 300 rows to train on")
     assert "9,600 numbers" in warning
     assert warning in caplog.text

@@ -142,7 +142,7 @@ def columns(
     products.check_roles(party, roles, width, turn=0)
     rows, weights = _rows(party, test_fraction, coreset)
     if counted != roles.columns or roles.rows != len(rows):
-        raise PartyError("counted and rows must be the size of the Gram matrix")
+        raise PartyError(f"counted must be {roles.columns}, and rows {len(rows)}")
     products.check_rows(party, weights, len(rows), roles.columns)
     party.sum_over(rows, weights)
     w = np.ones(len(rows)) if weights is None else weights
@@ -298,7 +298,7 @@ def _units(units: dict[int, Array], owner: int, d: int) -> tuple[Array, Array, i
     """Return a party's mean, its R and the number of columns that it left out."""
     data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
     if len(data) != 8 * (d + d * d + 1):
-        raise PartyError(f"units of position {owner} must match that party's columns")
+        raise PartyError(f"units must match the columns of party {owner} (from 0)")
     sent = np.frombuffer(data, "<f8")
     if not np.abs(sent).max(initial=0.0) <= LARGEST:
         raise PartyError(f"the absolute values in units must be at most {LARGEST:g}")

@@ -240,7 +240,7 @@ def answer(
     local_model = _part(party)
     linear, outputs = local_model["kind"] == "linear", len(local_model["weights"])
     if party.index != local_model["receiver"] or sums.size % outputs:
-        raise PartyError("sums must be sent to the model's receiver for all outputs")
+        raise PartyError("sums must be sent to the model's receiver, for all outputs")
     state = party.recall(PredictionState, PredictionState())
     if curves and not state.curves:
         raise PartyError("curves must be the same as in the requests for these sums")

@@ -500,7 +500,7 @@ def _sample(
         elif _largest(points) > 4 * math.sqrt(mass):
             rule = "points no larger than the embedding allows"
         elif not weights.max() > 0 or _largest(weights) > 3 * n:
-            rule = f"weights that {n} rows can have"
+            rule = f"weights that are possible for {n} rows"
         else:
             continue
         raise replies.failure(j, f"its reply must have {rule}")

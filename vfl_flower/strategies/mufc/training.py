@@ -385,7 +385,7 @@ class MUFC(MUFCTask):
             )
         if n > party.MOST_ROWS:
             raise FederationError(
-                f"the parties must have at most 2^40 rows together, got {n}"
+                f"the parties must have at most 2^40 rows in total, got {n}"
             )
         return TrainingSettings(
             n_clusters=self.n_clusters,

@@ -306,7 +306,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         run.warnings += left_out("to train on", used, available, limit)
         if used < FEW_ROWS and self.features == "kernel":
             run.warnings.append(
-                f"{used:,} training rows allow few features: with fewer than "
+                f"{used:,} training rows allow only few features: with fewer than "
                 f"{FEW_ROWS:,} rows, the error can be several times the error of "
                 "FDSKLDirect (which reveals more to the label holder), especially if "
                 "columns of different parties interact"
