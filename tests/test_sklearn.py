@@ -285,7 +285,7 @@ def test_clusters_forget(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         *("server", "party-0", "party-1", "party-2")
     }
-    for rows, wrong in (([0], "rows in the model"), ([120], "rows in the model")):
+    for rows, wrong in (([0], "still in the model"), ([120], "still in the model")):
         with pytest.raises(ValueError, match=wrong):
             model.forget(GROUPS, rows)
     with pytest.raises(ValueError, match=r"the 120 rows passed to fit, .* got 119"):

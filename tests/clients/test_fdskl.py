@@ -554,7 +554,7 @@ def test_a_model_is_trained_once_in_a_run_and_not_where_it_predicts():
 @pytest.mark.parametrize(
     ("setup", "rule"),
     [
-        ({"holders": [2, 2]}, "holders must name .* each once"),
+        ({"holders": [2, 2]}, "holders must name .* without dupl"),
         ({"holders": [2, 3]}, "holders must name parties of the run"),
         ({"holders": [0]}, "holders must be the parties that hold labels"),
         ({"shared": replace(SHARED, seed="")}, r"shared\.seed must be"),

@@ -543,7 +543,7 @@ def test_sums_of_what_is_under_no_mask(strategy, action, name):
     rows pass once in 10^19 tests.
     """
     grid = Changed(parties(*data()), action, of_party(1, **{name: np.zeros_like}))
-    with pytest.raises(FederationError, match=r"do not add up to .*'party-1'"):
+    with pytest.raises(FederationError, match=r"must add up to .*'party-1'"):
         strategy.start(grid)
 
 
@@ -551,7 +551,7 @@ def test_squares_of_rows_that_are_negative():
     """A sum may be within its bound, and yet be no sum of squares."""
     less = of_party(1, norms=lambda masked: masked - np.uint64(2**61))
     grid = Changed(parties(*data()), "linear_start", less)
-    with pytest.raises(FederationError, match=r"do not add up to .* squares"):
+    with pytest.raises(FederationError, match=r"must add up to .* squares"):
         CoresetVRLR(200, solver="saga").start(grid)
 
 

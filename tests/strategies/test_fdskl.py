@@ -890,7 +890,7 @@ REFUSED = [
     (parties, DS | WIDE | {"bits": 32, "block_bytes": 15999}, "80 rows of 50"),
     (parties, DS | EXPLICIT | {"block_bytes": 95}, "96, .* 3 rows .*, got 95"),
     (parties, DS | {"step": 121.0}, r"at most 120, .*\(Theorem 4\), got 121\.0"),
-    (parties, {"test_fraction": 0.999}, r"least two rows to train on, got 0\.999 of"),
+    (parties, {"test_fraction": 0.999}, r"least two rows to train on, got 0\.999 w"),
 ]
 
 

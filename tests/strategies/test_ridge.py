@@ -802,7 +802,7 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
 def test_a_linear_model_of_few_rows_is_refused_before_any_column_is_hidden():
     rng = np.random.default_rng(0)
     grid = Recorder(parties(3, 2, rng.normal(size=(60, 18)), rng.normal(size=60)))
-    with pytest.raises(FederationError, match=r"rows must be at least \d+, 4 for each"):
+    with pytest.raises(FederationError, match=r"must be at least \d+, that is, 4 for"):
         SecureRidge("linear", target="continuous", seed=0).start(grid)
     assert {e.action for e in grid.transcript} == {"hello", "ridge_prepare"}
 

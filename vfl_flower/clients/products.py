@@ -152,9 +152,9 @@ def check_roles(
         first = roles.second == min(others)
         if lines := party.consent.lacks_names(computing, party.n_parties, first):
             raise PartyError(
-                "this party's consent must name the dealer and the party that computes "
-                "with the label holder, because any two of these three together can "
-                f"recover the rows, but it lacks {', '.join(lines)}"
+                f"this party's consent lacks {', '.join(lines)}: the consent must name "
+                "the dealer and the party that computes with the label holder, because "
+                "any two of these three together can recover the rows"
             )
 
 

@@ -345,7 +345,7 @@ class Parties(Sequence[PartyInfo]):
             if common and isinstance(values[name], Each):
                 raise ValueError(
                     f"{name} must be the same for all parties of {step.action}: "
-                    "otherwise masks do not cancel and sealed bytes cannot be opened"
+                    "otherwise, masks do not cancel, and no party decrypts its bytes"
                 )
         return [self._values_for(j, values) for j in range(len(self))]
 

@@ -121,7 +121,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         if len(train) < 2:
             raise FederationError(
                 "test_fraction must leave at least two rows to train on, got "
-                f"{self.test_fraction} of {parties.n_rows} rows"
+                f"{self.test_fraction} with {parties.n_rows} rows"
             )
         return train, test
 
