@@ -418,7 +418,7 @@ def test_a_party_that_sends_another_list(change, rule, monkeypatch):
         return {"points": change(made["points"])} if member.index == 0 else made
 
     monkeypatch.setattr(client.encrypt_ids, "function", encrypt_ids)
-    with pytest.raises(PartyFailed, match=f"place 0 {rule}") as caught:
+    with pytest.raises(PartyFailed, match=f"position 0 {rule}") as caught:
         Alignment("q4").start(InProcessGrid(parties(*own_lists())))
     assert caught.value.party == "p1"
 
