@@ -195,7 +195,7 @@ def test_rows_that_are_no_array_stand_in_the_order_already():
     party = Party(ArrayRows(np.ones((3, 2))), columns=["a", "b"])
     ours = declared(party)["columns"]
     arrange(party, ours)
-    with pytest.raises(PartyError, match="list them in that order"):
+    with pytest.raises(PartyError, match="must be listed in the same order"):
         arrange(party, ours[::-1])
 
 

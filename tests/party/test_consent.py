@@ -173,12 +173,12 @@ def test_a_server_that_says_less_is_refused_before_a_step(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("rules", "refused"),
     [
-        ({"strategies": ["mufc"]}, "permits no strategy and task that use coresets_"),
-        ({"tasks": ["predict"]}, "permits no strategy and task that use coresets_"),
+        ({"strategies": ["mufc"]}, "of strategy and task that uses coresets_"),
+        ({"tasks": ["predict"]}, "of strategy and task that uses coresets_"),
         ({"min_parties": 4}, "would need min-parties = 3"),
         ({"allow_seed": False}, "would need allow-seed = true"),
-        ({"max_round_trips": 1}, "at most 1 messages in a run, but this message would"),
-        ({"max_bytes": 100}, "at most 100 bytes in a run, but this message would"),
+        ({"max_round_trips": 1}, "at most 1 messages in a run, but with this message"),
+        ({"max_bytes": 100}, "at most 100 bytes in a run, but with this message"),
     ],
 )
 def test_rules_of_a_run(tmp_path, rules, refused):
@@ -272,7 +272,7 @@ def test_a_limit_for_life_holds_over_twenty_runs(tmp_path):
         rows = rng.choice(N, size=10, replace=False)
         wanted = seen | set(rows.tolist())
         if len(wanted) > 30:
-            with pytest.raises(PartyFailed, match="at most 30 rows to leave as row"):
+            with pytest.raises(PartyFailed, match=r"at most 30 rows to .* as row"):
                 run_of(tmp_path, rows)
             refused += 1
         else:

@@ -253,7 +253,7 @@ def test_parties_without_an_index_stand_by_name():
 
 
 OWN = "does not contain this party's own credential"
-FORGED = "signature of party 'a' does not verify"
+FORGED = "signature of party 'a' is not valid"
 
 
 def signed_by(signer, j):
@@ -274,7 +274,7 @@ REFUSED = {
     "signature": (altered(0, signature=LISTED[1].signature), FORGED),
     "no identity": (altered(0, identity=NO_IDENTITY), "'a' must have a long-term key"),
     "a new name": (other(2, name="d"), "party 'd' must be pinned"),
-    "no name": (other(2, name=""), "the party at place 2 has none"),
+    "no name": (other(2, name=""), "the party at position 2 has none"),
     "one name": (other(2, name="a"), "names must differ, got 'a' twice"),
     "own name twice": (other(2, name="b"), "names must differ, got 'b' twice"),
     "one identity": (signed_by(0, 2), "but 'a' and 'c' have the same"),
@@ -300,7 +300,7 @@ def test_refused(case, trust):
 
 def test_another_place_or_own_key_is_refused():
     for place in (-2, -1, 0, 2, 3):
-        with pytest.raises(PartyError, match=f"credential at place {place}"):
+        with pytest.raises(PartyError, match=f"credential at position {place}"):
             check(place=place)
     with pytest.raises(PartyError, match=f"must be the key in its .*{PINNED['b']}"):
         check(pinned=PINNED | {"b": PINNED["a"]})

@@ -211,7 +211,7 @@ def test_a_party_that_was_restarted_needs_the_key_of_its_state(tmp_path):
         line.keep(memory)
     with journal_of(tmp_path, 7) as line:
         assert line.greet(5, restarted, goes_on=True) == key
-        with pytest.raises(PartyError, match="lacks the key to its session"):
+        with pytest.raises(PartyError, match="lacks the key to the session"):
             line.recall(restarted)
         line.recall(restarted, memory.state_key)
     assert restarted.public_key == key

@@ -305,7 +305,7 @@ def test_a_message_brings_one_sum_and_asks_for_the_next_of_its_name(clock):
     ("asked", "words"),
     [
         (({"size": 5}, {"size": 1}), r"parts of 'part' .* equal sizes, got 5 and 1"),
-        (({"name": "ring"}, {"name": "circle16"}), "parts of 'part' .* to one sum"),
+        (({"name": "ring"}, {"name": "circle16"}), "parts of 'part' .* same sum"),
     ],
 )
 def test_sealed_sums_are_added_unopened_if_they_fit(asked, words, clock):
@@ -371,7 +371,7 @@ def test_a_pad_of_another_context_opens_noise(change, clock):
 def test_a_sum_of_another_name_is_refused(other, clock):
     parties = greet()
     sealed = ask(parties, "circle32", 1).sealed["part"]
-    with pytest.raises(PartyFailed, match=f"'{other}' has the seal of a different"):
+    with pytest.raises(PartyFailed, match=f"seal of '{other}' is for a different"):
         parties.ask_one(1, reading, **{other: sealed})
 
 
@@ -387,7 +387,7 @@ def test_what_a_step_takes_in_the_clear_does_not_come_sealed(clock):
     """It might show in its reply what only the party may know."""
     parties = greet()
     sealed = ask(parties, "ring", 1).sealed["part"]
-    with pytest.raises(ValueError, match="part is sealed for party 1, not 2"):
+    with pytest.raises(ValueError, match="part is for party 1, not party 2"):
         parties.ask_one(2, reading, part=opened(sealed))  # and no round is lost
     with pytest.raises(PartyFailed, match="plainly accepts no 'part'"):
         parties.ask_one(1, plainly, part=opened(sealed))

@@ -128,7 +128,7 @@ def test_open_coefficients_give_one_row_a_session(tmp_path):
         assert np.abs(replies[VICTIM]["coefficients"] * l2 - row).max() < 1e-9
 
 
-@refused("refuses to add up the rows of the request")
+@refused("refuses to add up the rows requested")
 def test_the_scale_of_labels_does_not_give_labels(tmp_path):
     """`start` says |t| in the clear, and the weights tell the rows in it apart."""
     asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=COINS)))
@@ -269,7 +269,7 @@ def test_counted_rows_of_centroids_are_those_of_the_means(tmp_path):
     """A limit of rows counts the rows that were drawn, not the rows of the means."""
     asked = horizontal(tmp_path, centroids=5)
     assert train(asked, local_clusters=5) is None
-    assert "at most 5 rows to leave as centroids" in asked.refusal
+    assert "at most 5 rows to leave the party as centroids" in asked.refusal
 
 
 @refused("does not allow row-sums")
@@ -347,17 +347,17 @@ def test_the_party_that_gets_distances_is_the_one_named(tmp_path):
     sums = {"distances": Sum(LIMB, to=2)}
     values = {"kernel": "gaussian", "target": "binary", "holder": VICTIM, "rows": None}
     assert one(asked, VICTIM, fdskl.distances, sums, **values) is None
-    assert "at most 2 rows to leave as angles" in asked.refusal
+    assert "at most 2 rows to leave the party as angles" in asked.refusal
 
 
-@refused("at most 25 rows to leave as angles")
+@refused("at most 25 rows to leave the party as angles")
 def test_labels_of_rows_without_angles_count_too(tmp_path):
     """They were fitted to angles of other rows, and all labels followed."""
     asked = greet(RealParties(made(tmp_path, letting(angles=25), labels=COINS)))
     fitted(asked, range(25, 50), of=range(25))
 
 
-@refused("at most 25 rows to leave as angles")
+@refused("at most 25 rows to leave the party as angles")
 def test_an_evaluation_of_rows_without_angles_counts_too(tmp_path):
     """Their labels were compared with answers for other rows."""
     grid = RealParties(made(tmp_path, letting(angles=25), labels=COINS))

@@ -578,7 +578,7 @@ def test_who_computes_is_refused_before_any_column_is_opened(tmp_path):
     ("tamper", "reason"),
     [
         (lambda sent: sent | {0: sent[1], 1: sent[0]}, "come from the party it names"),
-        (lambda sent: sent | {0: BYTES}, "must come encrypted from a party"),
+        (lambda sent: sent | {0: BYTES}, "must come, encrypted, from a"),
         (lambda sent: {j: sent[j] for j in (1, 2)}, "must include an opening from"),
     ],
     ids=["swapped", "invented by the server", "withheld"],

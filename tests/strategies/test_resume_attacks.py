@@ -216,7 +216,7 @@ def test_the_disk_of_a_party_alone_tells_nothing_of_a_session(tmp_path, first):
         folder = tmp_path / name
         disk = b"".join(p.read_bytes() for p in folder.iterdir() if p.is_file())
         assert not [secret for secret in secrets if secret in disk]
-        with pytest.raises(PartyError, match="not open this party's session state"):
+        with pytest.raises(PartyError, match="not decrypt this party's session state"):
             opened(folder, bytes(32))
         assert [p.name for p in folder.iterdir() if "journal-" in p.name] == []
         assert (folder / journal.FILE).stat().st_mode & 0o777 == 0o600
@@ -255,9 +255,9 @@ def test_a_supernode_that_is_started_again_takes_the_key_of_a_message(first):
 @pytest.mark.parametrize(
     ("key", "rule"),
     [
-        (bytes(32), "does not open this party's session state"),
+        (bytes(32), "does not decrypt this party's session state"),
         (bytes(31), "'state_key' must have 32 bytes|'state_key'"),
-        (None, "lacks the key to its session"),
+        (None, "lacks the key to the session"),
     ],
 )
 def test_a_bad_key_is_refused_in_a_sentence(tmp_path, key, rule, first):
@@ -317,5 +317,5 @@ def test_of_two_greetings_one_session_goes_on(first):
     pool(first, range(2))
     restore(first, after)
     other._round += 1
-    with pytest.raises(PartyFailed, match="not open this party's session state"):
+    with pytest.raises(PartyFailed, match="not decrypt this party's session state"):
         pool(other, range(4))

@@ -178,7 +178,7 @@ def test_orders_that_the_server_accepts_differ_by_many_rows(tmp_path):
         nodes = nodes_of(tmp_path, "", last, strategy="align")
         assert Alignment(name).start(nodes).metrics["common"] == last
     nodes = nodes_of(tmp_path, "", 44, strategy="align")
-    with pytest.raises(PartyFailed, match="refuses to add up the rows of the request"):
+    with pytest.raises(PartyFailed, match="refuses to add up the rows requested"):
         Alignment("less").start(nodes)
 
 

@@ -120,7 +120,7 @@ def two_train(made: Reader, *settings: str) -> None:
     )
     assert f"1 of 2 parties refuse the run: {lacks}" in shown
     assert "neither party may operate the dealer (the server)" in shown
-    said_by = {name: log.count("this party lacks") for name, log in made.logs().items()}
+    said_by = {name: log.count("must also have") for name, log in made.logs().items()}
     assert said_by["laboratory"] == 1 == sum(said_by.values())
     allow(made.place / "laboratory", 'dealers = ["server"]')
     settings = *settings, "--set=allow-two-parties=true", "--set=dry-run=true"

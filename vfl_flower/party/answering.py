@@ -77,9 +77,9 @@ def _hello(
     if terms is not None and party.consent is not None:
         lacks = party.consent.lacks(terms)
     if lacks:
-        log.error("the consent of this party lacks: %s", "; ".join(lacks))
+        log.error("the consent of this party must also have: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
-        raise PartyError("parties that hold columns must fill their missing values")
+        raise PartyError("if columns are split, parties must fill their missing values")
     reply: Hello = {
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,

@@ -92,8 +92,8 @@ def arrange(party: Party, order: Sequence[str]) -> None:
         )
     if isinstance(party.X, Rows):
         raise PartyError(
-            "the columns of a party whose rows are not in an array must be in the "
-            "first party's order: list them in that order"
+            "this party's rows are not in an array, so its columns must be listed in "
+            "the same order as the columns of the first party"
         )
     ends = pairwise(accumulate(map(_width, columns), initial=0))
     ranges = dict(zip(entries, (range(*pair) for pair in ends), strict=True))

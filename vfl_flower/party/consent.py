@@ -288,7 +288,7 @@ def _limit(kind: str, value: object) -> Limit | None:
         raise ContractError(f"{kind} {rule}")
     limit = restore(Limit, value, {}, f"{kind}: ")
     if limit.rows is not None and kind != "moments":
-        raise ContractError(f"{kind} must not have 'rows', a key of 'moments' only")
+        raise ContractError(f"{kind} must not have 'rows': only 'moments' can have it")
     return limit
 
 
@@ -339,7 +339,7 @@ class Releases:
             if bound is not None and before + number > bound:
                 raise PartyError(
                     f"this party's consent allows at most {bound} disclosures of {kind}"
-                    f" {when}{each}; this step would make the total {before + number}"
+                    f" {when}{each}; with this step, the total is {before + number}"
                 )
         times[count : count + number] = True
         self.run[kind] = times
@@ -356,7 +356,7 @@ class Releases:
             return self.life(kind)
         if limit.life is not None:
             raise PartyError(
-                f"the limit on {kind} over the life of the data needs a state-dir"
+                f"state-dir must be set, to limit {kind} over the life of the data"
             )
         return np.zeros(0, dtype="<u8")
 
@@ -371,8 +371,8 @@ class Releases:
         count = np.count_nonzero(after)
         if limit.run is not None and count > limit.run:
             raise PartyError(
-                f"this party's consent allows at most {limit.run} rows to leave as "
-                f"{kind} in one run, but this run requests {count}"
+                f"this party's consent allows at most {limit.run} rows to leave the "
+                f"party as {kind} in one run, but this run requests {count}"
             )
         if limit.life is not None:
             ever, new = self._ever(kind, limit), np.flatnonzero(after & ~before)
@@ -382,7 +382,7 @@ class Releases:
             if len(ever) > limit.life:
                 raise PartyError(
                     f"this party's consent allows at most {limit.life} rows to leave "
-                    f"as {kind} over the life of its data, got {len(ever)}"
+                    f"the party as {kind} over the life of its data, got {len(ever)}"
                 )
             self.added[kind] = ever
         self.run[kind] = after

@@ -131,8 +131,8 @@ def check_strategy(call: Call) -> None:
             )
     if not any(consent.takes_part(*use) for use in call.uses or {("", "")}):
         raise PartyError(
-            "this party's consent permits no strategy and task that use "
-            f"{call.step.action}"
+            "this party's consent permits no combination of strategy and task that "
+            f"uses {call.step.action}"
         )
 
 

@@ -84,7 +84,7 @@ def _create(path: Path) -> None:
     try:
         with suppress(FileExistsError):
             os.link(part, path)  # a rename would replace the key of another process
-            log.warning("a new key of this party is in %s: make a backup of it", path)
+            log.warning("%s contains a new key of this party: make a backup", path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -218,7 +218,7 @@ def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> N
         if not _is_signed(peer.identity, signature, listed):
             raise PartyError(
                 f"party {peer.name!r} has not signed the list of the parties' keys, "
-                "and without the signature, this party answers no second message"
+                "so this party answers only the first message"
             )
 
 
@@ -242,7 +242,7 @@ def check_listed(
     if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(
             "the server's list of the parties does not contain this party's own "
-            f"credential at place {place}"
+            f"credential at position {place}"
         )
     text = encode_key(announced.identity)
     if pinned.get(announced.name, text) != text:
@@ -259,12 +259,12 @@ def check_listed(
             continue
         who, text = f"party {peer.name!r}", encode_key(peer.identity)
         if peer.identity == NO_IDENTITY:
-            rule = "must have a long-term key (which needs a state-dir)"
+            rule = "must have a long-term key (so its state-dir must be set)"
             raise PartyError(f"{who} {rule}, but has none")
         if not peer.verify(session):
             raise PartyError(
-                f"the signature of {who} does not verify: the signed credential is "
-                "for a different run, or was altered"
+                f"the signature of {who} is not valid: the signed credential is for "
+                "a different run, or was altered"
             )
         if peer.name not in accepted:
             if not trusts:
@@ -284,7 +284,7 @@ def _check_distinct(credentials: Sequence[Credential]) -> None:
     if "" in names:
         raise PartyError(
             "each party must have a party-name, under which others pin its key, but "
-            f"the party at place {names.index('')} has none"
+            f"the party at position {names.index('')} has none"
         )
     for what in ("name", "identity", "public_key"):
         seen: dict[str | bytes, str] = {}

@@ -194,7 +194,7 @@ class Journal:
         content = self._state("content")
         if key is None:
             raise PartyError(
-                "this party was restarted, and the message lacks the key to its "
+                "this party was restarted, and the message lacks the key to the "
                 "session state"
             )
         vault = Vault(key, self.session)
@@ -268,7 +268,7 @@ class Journal:
                 if most is not None and count > most:
                     raise PartyError(
                         f"this party's consent allows at most {most} {what} in a run, "
-                        f"but this message would make the total {count}"
+                        f"but with this message, the total is {count}"
                     )
         self.shared = {kind: pack_rows(rows) for kind, rows in party.shared.items()}
         if party.releases is not None:

@@ -228,7 +228,7 @@ def _packed(part: ModelPart) -> bytes:
     arrays: Arrays = {"about": np.array(json.dumps(about))}
     for k, (name, array) in enumerate(part.arrays.items()):
         if np.asarray(array).dtype.hasobject:
-            raise ValueError(f"array {name!r} must not hold objects: {array.dtype}")
+            raise ValueError(f"array {name!r} must not hold objects, got {array.dtype}")
         arrays[f"array_{k}"] = array
     file = io.BytesIO()
     np.savez(file, **arrays)  # type: ignore[arg-type]

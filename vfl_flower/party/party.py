@@ -382,8 +382,8 @@ class Party:
         most = max(2 * self.n_rows, MOST_NUMBERS // max(width, 1))
         if rows > most:
             raise PartyError(
-                f"{name} must have at most {most} rows (twice as many as the party, or "
-                f"2^22 numbers if that is more), got {rows} rows of {width} numbers"
+                f"{name} must have at most {most} rows (twice as many as the party "
+                f"has, or 2^22 numbers), got {rows} rows with {width} numbers each"
             )
 
     def remember(self, state: object) -> None:
@@ -515,7 +515,7 @@ def _check_finite(rows: Rows, what: str) -> None:
 
     if missing := rows.map_reduce(count, operator.add, 0):
         rule = "must have no missing or infinite value"
-        raise ValueError(f"{what} {rule}, {missing} found")
+        raise ValueError(f"{what} {rule}, got {missing}")
 
 
 def _check_labels(y: Array, what: str) -> None:

@@ -151,7 +151,7 @@ def save_order(folder: Path, order: RowOrder, accepted: bool = False) -> None:
         np.savez(file, about=np.array(json.dumps(about)), salt=salt, ids=order.ids)
         write_private(target, file.getvalue(), f"alignment {order.name!r}")
         log.warning(
-            "alignment %r of %d rows written to %s", order.name, len(order.ids), target
+            "alignment %r (%d rows) is stored in %s", order.name, len(order.ids), target
         )
     if accepted:
         accept_order(folder, order.name)
@@ -188,7 +188,7 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
     assert folder is not None
     if not is_accepted(folder, order):
         raise PartyError(
-            f"alignment {name!r} of {len(order.ids)} rows must be accepted by this "
+            f"alignment {name!r} with {len(order.ids)} rows must be accepted by this "
             f"party's operator: vfl-flower align FOLDER --accept {name}"
         )
     return order

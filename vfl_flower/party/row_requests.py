@@ -68,7 +68,7 @@ def request_changes(
     """
     folder = party.state_dir
     if folder is None:
-        raise ValueError("party must have a state_dir for its requests, got None")
+        raise ValueError("party must have a state_dir to store its requests, got None")
     requests = {FORGET: _lines("forget", forget), ADD: _lines("add", add)}
     requests[LEAVE] = _lines("leave", leave)
     if not all(is_model_id(model) for model in requests[LEAVE]):

@@ -74,9 +74,7 @@ row sets; and the inode of the journal in which they were written."""
 def _refusal(reason: str, *values: object) -> PartyError:
     """Log the reason for a refusal; return an error without the reason."""
     log.error(f"a request is refused: {reason}", *values)
-    return PartyError(
-        "this party refuses to add up the rows of the request: see its log"
-    )
+    return PartyError("this party refuses to add up the rows requested: see its log")
 
 
 @shapes_only
@@ -253,9 +251,9 @@ class RowSets:
     def _check_size(self, rows_of_sum: RowSet) -> None:
         if rows_of_sum.size < LEAST_ROWS:
             raise _refusal(
-                "the sum is over %.0f rows (or one row weighs as much as in a sum over "
-                "so few rows), but a sum needs at least %d rows",
-                *(rows_of_sum.size, LEAST_ROWS),
+                "a sum must be over at least %d rows, but this sum is effectively over "
+                "%.0f (too few rows, or too much weight on one row)",
+                *(LEAST_ROWS, rows_of_sum.size),
             )
 
     def _check_count(self) -> None:
@@ -265,8 +263,8 @@ class RowSets:
             most = max(FEW_SETS, self._party.n_rows // LEAST_ROWS)
         if (count := count_sets(self._db)) >= most:
             raise _refusal(
-                "the sum is over a new set of rows, after sums over %d other sets, and "
-                "sums over as many sets as there are rows would reveal the rows: to "
+                "this party allows no sum over a new set of rows after sums over %d "
+                "sets, since sums over as many sets as rows would reveal the rows: to "
                 "raise the limit, set 'most-row-sets = %d' in your consent.toml",
                 *(count, 2 * most),
             )
@@ -355,7 +353,7 @@ def check_journal(db: sqlite3.Connection, path: Path) -> None:
         )
         raise PartyError(
             "this party's journal was lost or restored from a backup: its operator "
-            "must confirm the journal before the party adds up rows"
+            "must confirm the journal before the party computes sums"
         )
     if known is None:
         db.execute("INSERT INTO row_journal VALUES (?)", (inode,))

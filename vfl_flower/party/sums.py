@@ -77,10 +77,10 @@ class PartySums:
             self.common = common_digest(request, values, digests, self.frame, keys)
         for name in values:
             if leaves_of(request, name) is not None:
-                raise PartyError(f"{name!r} must come encrypted from a party")
+                raise PartyError(f"{name!r} must come, encrypted, from a party")
         for name, seals in self.frame.sealed.items():
             if not all(seal.is_of(name) for seal in seals):
-                raise PartyError(f"{name!r} has the seal of a different value")
+                raise PartyError(f"the seal of {name!r} is for a different value")
             parts = [_part(values, f"{name}.{place}") for place in range(len(seals))]
             wanted, leaves = self.frame.sums.get(name), leaves_of(request, name)
             if wanted is not None and wanted.relay is not None:
@@ -100,7 +100,7 @@ class PartySums:
                     values[name] = np.frombuffer(values[name], dtype=np.uint8)
             else:
                 adding, total = self._total(name, parts, seals)
-                with refusing(f"{name!r} cannot be opened: "):
+                with refusing(f"{name!r} cannot be decoded: "):
                     values[name] = adding.decode(total)
 
     def _check_ring(self, name: str, seal: Seal) -> None:
@@ -108,8 +108,8 @@ class PartySums:
         before = (self.frame.index - 1) % self.frame.parties
         if (seal.sender, seal.round) != (before, self.frame.round - 1):
             raise PartyError(
-                f"{name!r} must come from the party at place {before}, in the previous "
-                "round trip"
+                f"{name!r} must come from the party at position {before}, in the "
+                "previous round trip"
             )
 
     def _total(
@@ -120,7 +120,7 @@ class PartySums:
         for part, seal in zip(parts[1:], seals[1:], strict=True):
             part_group, elements = self._open(part, seal)
             if part_group.label != adding.label:
-                raise PartyError(f"the parts of {name!r} must belong to one sum")
+                raise PartyError(f"the parts of {name!r} must belong to the same sum")
             total = _added(adding, name, total, elements)
         return adding, total
 
@@ -210,8 +210,8 @@ class PartySums:
                 clipped, counts = clipped + count, True
             elif count:
                 raise PartyError(
-                    f"{name!r} must be within the bound of its sum, which is relayed "
-                    "from party to party"
+                    f"the sum of {name!r} is relayed from party to party, so {name!r} "
+                    "must be within the bound of the sum"
                 )
         return self._count(step, clipped) if counts else None
 

@@ -46,7 +46,7 @@ class Vault:
             return self._cipher.decrypt(nonce, value, self._session + name)
         except InvalidTag:
             raise PartyError(
-                "the key from the server does not open this party's session state: "
+                "the key from the server does not decrypt this party's session state: "
                 "start a new run"
             ) from None
 

@@ -33,7 +33,7 @@ def test_the_command_prints_a_line_and_says_what_to_do_with_it(tmp_path):
     key = load_identity(folder).public_key().public_bytes_raw()
     assert done.stdout == f'airline = "{encode_key(key)}"\n'
     assert "under [peers] in its consent file" in done.stderr
-    assert "a new key of this party is in" in done.stderr
+    assert "contains a new key of this party" in done.stderr
     assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
     assert "PRIVATE" not in done.stdout + done.stderr
 
