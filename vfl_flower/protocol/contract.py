@@ -202,7 +202,7 @@ def parse(annotation: Any) -> Field:
     if isinstance(bare, type) and dataclasses.is_dataclass(bare) and not rules:
         return replace(declared, kind=bare)
     if not _is_plain(bare):
-        raise TypeError(f"{annotation!r} has no meaning in a message")
+        raise TypeError(f"a message field must not be of type {annotation!r}")
     return replace(declared, annotation=Annotated[(bare, *rules)] if rules else bare)
 
 
@@ -212,7 +212,7 @@ def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, 
     lengths = tuple(rule for rule in rules if isinstance(rule, Length))
     for rule in rules:
         if rule not in (array, *lengths):
-            raise TypeError(f"{rule!r} has no meaning for an array in a message")
+            raise TypeError(f"{rule!r} is not a rule for an array in a message")
     return array, lengths
 
 
@@ -388,8 +388,8 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
                 least, count = min(least, sizes["n_rows"] // 2), len(np.unique(array))
                 if count < max(least, len(array)):
                     raise ContractError(
-                        f"{name!r} must hold at least {least} rows, each once, got "
-                        f"{len(array)} rows, of which {count} are distinct"
+                        f"{name!r} must hold at least {least} rows, all distinct, "
+                        f"got {len(array)} rows, of which {count} are distinct"
                     )
     if not array.size:
         return

@@ -128,7 +128,7 @@ class Frame(RunFrame):
         )
         if (place := max(_places(frame))) >= frame.parties:
             raise ContractError(
-                f"the place of a party must be below {frame.parties}, got {place}"
+                f"a party's position must be below {frame.parties}, got {place}"
             )
         if frame.peers is not None and len(frame.peers) != KEY_BYTES * frame.parties:
             raise ContractError("'peers' must hold each party's public key")

@@ -86,7 +86,7 @@ def split(
             content[name] = value
             continue
         if value.to != receiver:
-            raise ValueError(f"{name} is sealed for party {value.to}, not {receiver}")
+            raise ValueError(f"{name} is for party {value.to}, not party {receiver}")
         seals[name] = list(value.seals)
         content |= {f"{name}.{k}": part for k, part in enumerate(value.parts)}
     return content, seals
