@@ -129,9 +129,9 @@ def test_too_many_rows_are_refused_with_what_would_fit():
     rule = "fraction must be at most 21 .* 1000000 rows"
     with pytest.raises(ValueError, match=rule):
         gram_fixed_point(10**6, 1.0, 22)
-    with pytest.raises(ValueError, match="number of rows must be smaller"):
+    with pytest.raises(ValueError, match="rows are too many"):
         finest_gram_fixed_point(10**6, 1e6, 48)
-    with pytest.raises(ValueError, match="number of columns must be smaller"):
+    with pytest.raises(ValueError, match="columns are too many"):
         weights_fixed_point(FixedPoint(48, 46, 1.0), 10)
 
 

@@ -326,5 +326,5 @@ def test_a_sum_of_terms_that_do_not_fit_is_refused(count):
 
 
 def test_refuses_a_group_too_small_for_the_parties():
-    with pytest.raises(ValueError, match="support sums of 3 parties, got 2"):
+    with pytest.raises(ValueError, match="support sums over 3 parties, got 2"):
         masked(np.ones(1), Ring(1.0, 2), _masks(3)[0], "a", "b", 0)

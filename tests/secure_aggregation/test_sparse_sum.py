@@ -294,7 +294,7 @@ def test_coordinates_out_of_range_are_an_error():
     wider = SparseSum(2, 3, 5, 128, KEY)  # as many bits
     message = wider.encode(np.array([[1, 2, 3, 4, 100]]), np.array([3]))
     assert wider.decode(message, 3)[0].tolist() == [[1, 2, 3, 4, 100]]
-    with pytest.raises(SparseSumError, match="must hash to its point"):
+    with pytest.raises(SparseSumError, match="must hash to the bin's point"):
         code.decode(message, 3)
 
 
@@ -302,7 +302,7 @@ def test_a_bit_that_belongs_to_no_coordinate_is_an_error():
     code = SparseSum(1, 1, n_columns=5, n_values=100, key=KEY)
     message = code.encode(np.array([[1, 2, 3, 4, 5]]), np.array([3]))
     message[2] += np.uint64(3 << 50)  # 35 of 60 bits are used
-    with pytest.raises(SparseSumError, match="must hash to its point"):
+    with pytest.raises(SparseSumError, match="must hash to the bin's point"):
         code.decode(message, n=3)
 
 

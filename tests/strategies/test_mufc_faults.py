@@ -134,7 +134,7 @@ CHANGES = {
 }
 REASONS = (
     "the sum of the parties' row counts is not between 0 and 2.40: a message |"
-    "counts of all parties must add up|must hold at most|must hash to its point|"
+    "counts of all parties must add up|must hold at most|must hash to the bin's point|"
     "numbers within their bound"
 )
 

@@ -113,8 +113,8 @@ def gram_fixed_point(
             return FixedPoint(bits, fraction, bound)
     most = _most_fraction(rows, bound, WIDTHS[-1], square_sum)
     raise ValueError(
-        f"fraction must be at most {most} for a Gram matrix of {rows} rows of numbers "
-        f"up to {bound:.6g} in the widest ring, {WIDTHS[-1]} bits, got {fraction}"
+        f"fraction must be at most {most} for a Gram matrix over {rows} rows with "
+        f"numbers up to {bound:.6g} in a {WIDTHS[-1]}-bit ring, got {fraction}"
     )
 
 
@@ -128,8 +128,8 @@ def finest_gram_fixed_point(
     fraction = _most_fraction(rows, bound, bits, square_sum)
     if fraction < 0:
         raise ValueError(
-            f"the number of rows must be smaller for a ring of {bits} bits and numbers "
-            f"up to {bound:.6g}, got {rows}"
+            f"{rows} rows are too many for a {bits}-bit ring and numbers up to "
+            f"{bound:.6g}"
         )
     return FixedPoint(bits, fraction, bound)
 
@@ -152,8 +152,8 @@ def weights_fixed_point(features: FixedPoint, columns: int) -> FixedPoint:
         fraction -= 1
     if fraction < 0:
         raise ValueError(
-            f"the number of columns must be smaller for a ring of {features.bits} bits "
-            f"and features of {features.fraction} fraction bits, got {columns}"
+            f"{columns} columns are too many for a {features.bits}-bit ring and "
+            f"features with {features.fraction} fraction bits"
         )
     return FixedPoint(features.bits, fraction, 1.0)
 

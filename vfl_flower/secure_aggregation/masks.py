@@ -169,7 +169,7 @@ def masked(
         return encoded, clipped
     if (parties := len(masks._public_keys)) > group.parties:
         raise ValueError(
-            f"group must support sums of {parties} parties, got {group.parties}"
+            f"group must support sums over {parties} parties, got {group.parties}"
         )
     hidden = masks.hide(encoded.flatten(), group, action, name, round)
     return hidden.reshape(encoded.shape), clipped

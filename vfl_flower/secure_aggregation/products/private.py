@@ -81,7 +81,7 @@ def factor_use(deal: Deal, number: int, columns: int) -> Deal:
     different s. Raises ValueError if `number` is not above this round.
     """
     if number <= deal.round:
-        raise ValueError(f"number must be above {deal.round}, got {number}")
+        raise ValueError(f"number must be above the round, {deal.round}, got {number}")
     return dataclasses.replace(deal, round=number, shape=(*deal.shape, columns))
 
 

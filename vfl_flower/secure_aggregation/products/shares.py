@@ -197,7 +197,7 @@ class Portion:
         """Raise ``ValueError`` if there are more bytes."""
         if len(self._left):
             raise ValueError(
-                f"the dealer's messages must not have {len(self._left)} further bytes"
+                f"the dealer's messages have {len(self._left)} bytes too many"
             )
 
 
@@ -216,7 +216,7 @@ class Elements:
     def end(self) -> None:
         """Raise ``ValueError`` if there are more bytes."""
         if self._place != len(self._data):
-            raise ValueError("openings must have no further bytes")
+            raise ValueError("the openings have too many bytes")
 
 
 def width_of(bits: int) -> int:
