@@ -32,6 +32,6 @@ def test_as_sets(lists):
 
 
 def test_a_value_twice():
-    with pytest.raises(ValueError, match="list 1 must hold each value only") as caught:
+    with pytest.raises(ValueError, match="list 1 must not hold any value") as caught:
         overlaps([rows([b"ab"]), rows([b"ab", b"ab"])])
     assert caught.value.args[1] == 1

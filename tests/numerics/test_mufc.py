@@ -423,7 +423,7 @@ def test_survivors_are_those_before_the_first_removed():
 
 
 def test_a_prefix_of_equal_rows_is_refused():
-    with pytest.raises(ValueError, match=r"equal rows, got \[0, 3, 2\]"):
+    with pytest.raises(ValueError, match=r"rows that differ, got \[0, 3, 2\]"):
         initialise(RowBlocks(TWINS), 4, np.random.default_rng(0), [0, 3, 2])
 
 
@@ -643,9 +643,9 @@ def test_rows_are_scaled_block_by_block():
         ([2.0], [1.0], "lower must be below upper"),
         ([1.0], [1.0], "lower must be below upper"),
         ([0.0], [1e-310], "lower must be below upper"),
-        ([-np.inf], [1.0], "both finite"),
-        ([0.0], [np.nan], "both finite"),
-        ([-1e308], [1.7e308], "both finite"),
+        ([-np.inf], [1.0], "both must be finite"),
+        ([0.0], [np.nan], "both must be finite"),
+        ([-1e308], [1.7e308], "both must be finite"),
     ],
 )
 def test_bad_boxes(lower, upper, message):

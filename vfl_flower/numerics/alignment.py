@@ -36,7 +36,7 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     for j, ranks in enumerate(places):
         holds[ranks, j] = True
         if np.count_nonzero(holds[:, j]) < len(ranks):
-            raise ValueError(f"list {j} must hold each value only once", j)
+            raise ValueError(f"list {j} must not hold any value twice", j)
     packed = np.packbits(holds, axis=1)
     sets = packed.view(f"S{packed.shape[1]}").ravel()
     _, first, counts = np.unique(sets, return_index=True, return_counts=True)

@@ -140,8 +140,8 @@ def dsg_update(
     largest = np.max(step)
     if not (np.min(step) > 0 and 0 <= regularization * largest <= 1):
         raise ValueError(
-            "step must be positive, regularization non-negative and their product at "
-            f"most 1, got {largest} and {regularization}"
+            "step must be positive, regularization must be non-negative, and their "
+            f"product must be at most 1, got {largest} and {regularization}"
         )
     slopes = LOSSES[loss].derivative(scores, y)
     new = (-step / new_features.size) * (new_features.T @ slopes)

@@ -104,7 +104,7 @@ def initialise(
         if row is None:  # each row equals a centroid
             break
         if nearest[row] == 0:
-            raise ValueError(f"prefix must not name equal rows, got {reused}")
+            raise ValueError(f"prefix must name rows that differ, got {reused}")
         center = blocks.take(np.array([row]))
         # Called immediately, with this centre.
         distances = blocks.per_row(lambda X: row_squares(X - center))  # noqa: B023
@@ -293,7 +293,7 @@ class Box:
         with np.errstate(over="ignore", invalid="ignore"):
             width = self._width
         if not np.all((width >= np.finfo(np.float64).tiny) & (width < np.inf)):
-            raise ValueError("lower must be below upper, and both finite")
+            raise ValueError("lower must be below upper, and both must be finite")
 
     @property
     def _width(self) -> Array:
