@@ -282,7 +282,7 @@ WHOLE = "must be a whole number of at least 0"
         # The sentences go to the server: they have no path.
         (
             {"data": "/a", "data-path": "/b"},
-            "node config must set 'data-path' and 'data' to equal values",
+            "'data-path' and 'data' of the node config must be equal",
         ),
         ({"data": "a", "state-dir": "rome"}, "state-dir must be an absolute path"),
         *(

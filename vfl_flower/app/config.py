@@ -192,7 +192,7 @@ def with_data(node_config: UserConfig) -> dict[str, Any]:
     config = dict(node_config)
     path = config.pop("data-path", None)
     if path is not None and config.setdefault("data", path) != path:
-        raise ValueError("node config must set 'data-path' and 'data' to equal values")
+        raise ValueError("'data-path' and 'data' of the node config must be equal")
     return config
 
 

@@ -185,7 +185,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         "fix  a: column 'u' of the party must have no infinite value",
         "fix  b: id-column 'id' of the party must have distinct values",
         "a has 60, b has 50",
-        "faults to fix before the run: 3",
+        "problems to fix before the run: 3",
     ):
         assert text in out
     assert "Error" not in out

@@ -203,7 +203,7 @@ def test_a_plan_says_how_far_round_trips_can_differ(monkeypatch):
     few, many = planned.varying["linear_cg"]
     assert few == len(planned.ledger.waits["linear_cg"])
     assert many > 2 * few
-    assert f"`linear_cg` {few} and {many} round trips" in str(planned)
+    assert f"`linear_cg` takes {few} and {many} round trips" in str(planned)
 
 
 def test_time_is_that_of_round_trips_and_of_computing():

@@ -32,7 +32,7 @@ def align(
     state_dir = state_dir_of(folder)
     if accept:
         order = row_order.accept_order(state_dir, accept)
-        typer.echo(f"accepted: alignment {accept!r} of {len(order.ids)} rows")
+        typer.echo(f"accepted: alignment {accept!r} with {len(order.ids)} rows")
         return
     if not (names := row_order.list_orders(state_dir)):
         raise ValueError(f"{state_dir} has no row order: first align rows in a run")

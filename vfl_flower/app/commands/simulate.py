@@ -209,5 +209,5 @@ def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
         for line in lines:
             typer.echo(f"{MARKS[level]}  {line}")
     if texts["error"]:
-        typer.echo(f"faults to fix before the run: {len(texts['error'])}", err=True)
+        typer.echo(f"problems to fix before the run: {len(texts['error'])}", err=True)
     return bool(texts["error"])

@@ -44,7 +44,7 @@ def write_app(folder: Path) -> Path:
     """Write an app that runs the installed package, unless the folder has one."""
     target = folder / "pyproject.toml"
     if target.exists():
-        raise ValueError(f"the folder must not yet have a pyproject.toml, got {folder}")
+        raise ValueError(f"{folder} must not have a pyproject.toml yet")
     folder.mkdir(parents=True, exist_ok=True)
     target.write_text(project(), encoding="utf-8")
     return target

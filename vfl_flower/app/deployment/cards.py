@@ -88,7 +88,7 @@ class Card:
             content = file.read(MOST_BYTES + 1)
         try:
             if len(content) > MOST_BYTES:
-                raise ValueError(f"a card has at most {MOST_BYTES} bytes")
+                raise ValueError(f"a card must have at most {MOST_BYTES} bytes")
             table = tomllib.loads(content.decode())
             keys = ["name", "identity", "supernode", "fingerprint"]
             if sorted(table) != sorted(keys):

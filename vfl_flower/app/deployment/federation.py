@@ -82,7 +82,7 @@ two. Or an earlier SuperNode of this party was killed: the SuperLink treats a ki
 SuperNode as still connected for half a minute, so wait 30 seconds.""",
     "certificate verify failed": """\
 The certificate of the SuperLink must be signed by the authority in --ca, for the host
-in --superlink; the line with "certificate verify failed" states the fault.""",
+in --superlink; the line with "certificate verify failed" states the problem.""",
     "401 Unauthorized": """\
 The SuperLink has dropped this SuperNode, whose key is no longer registered: the
 coordinator was started without this party's card, or with a new superlink.sqlite. Ask
@@ -379,8 +379,8 @@ def _print_peers(
         if (len(pinned), least) == (1, LEAST_PARTIES):
             two = "; for two parties, see two-parties there"
         typer.echo(
-            f"Note: pinned peers: {len(pinned)}; {CONSENT} needs at least {least} "
-            f"parties in a run{two}.",
+            f"Note: the number of pinned peers is {len(pinned)}, but {CONSENT} "
+            f"requires at least {least} parties in a run{two}.",
             err=True,
         )
 

@@ -143,11 +143,11 @@ class RunPlan:
                 "convergence can take longer on real rows."
             )
         differ = "; ".join(
-            f"`{action}` {random} and {clusters} round trips"
+            f"`{action}` takes {random} and {clusters} round trips"
             for action, (random, clusters) in self.varying.items()
             if random != clusters
         )
-        example = f". On few random rows and few rows in clusters: {differ}"
+        example = f". With few random and with few clustered rows, {differ}"
         return (
             f"{text}. Figures of steps with * depend on the data, as a solver's "
             "iterations do. They are typical of random rows; the run can cost more or "

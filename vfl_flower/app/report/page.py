@@ -196,7 +196,7 @@ def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
         sentences.append(f"{text}.")
     if "test_auc" in known:
         sentences.append(
-            "It gives a positive row a higher score than a negative row in "
+            "The model gives a positive row a higher score than a negative row in "
             f"{_share(known['test_auc'])} of all pairs; guessing would do so in 50 %."
         )
     if "test_r2" in known:
