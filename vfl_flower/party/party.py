@@ -383,7 +383,7 @@ class Party:
         if rows > most:
             raise PartyError(
                 f"{name} must have at most {most} rows (twice as many as the party "
-                f"has, or 2^22 numbers), got {rows} rows with {width} numbers each"
+                f"has or, if more, 2^22 numbers), got {rows} rows of {width} numbers"
             )
 
     def remember(self, state: object) -> None:

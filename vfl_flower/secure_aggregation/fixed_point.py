@@ -114,7 +114,8 @@ def gram_fixed_point(
     most = _most_fraction(rows, bound, WIDTHS[-1], square_sum)
     raise ValueError(
         f"fraction must be at most {most} for a Gram matrix over {rows} rows with "
-        f"numbers up to {bound:.6g} in a {WIDTHS[-1]}-bit ring, got {fraction}"
+        f"numbers up to {bound:.6g} in the widest ring ({WIDTHS[-1]} bits), got "
+        f"{fraction}"
     )
 
 
