@@ -202,6 +202,6 @@ def importance_estimate(losses: Array, weights: Array, n: int) -> tuple[float, f
     """
     m = len(losses)
     if m < 2:
-        raise ValueError(f"a standard error needs at least 2 draws, got {m}")
+        raise ValueError(f"a standard error requires at least 2 draws, got {m}")
     terms = m * weights * losses / n
     return float(terms.mean()), float(terms.std(ddof=1) / np.sqrt(m))

@@ -244,7 +244,7 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
             )
     if metrics.get("test_r2", 1.0) <= 0:
         sentences.append(
-            "the model is no better than the mean of the labels: on the rows held out "
+            "the model is no better than the mean of the labels: on the rows held out, "
             f"its R^2 is {metrics['test_r2']:.3g}"
         )
     if metrics.get("explained", 1.0) <= 0:

@@ -246,8 +246,8 @@ def gamma(
     total = float(variances(N, sum_x, sum_squares, shift).sum())
     if total <= 0:
         raise ValueError(
-            "gamma needs a column that varies: all are constant, or vary too little "
-            "relative to their magnitude"
+            "gamma needs a column that varies: all columns are constant, or vary too "
+            "little relative to their magnitude"
         )
     return 1 / (4 * total)
 
