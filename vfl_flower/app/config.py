@@ -210,7 +210,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     chosen: dict[str, Any] = {setting.key: setting.default for setting in declared}
     chosen |= node_config if by_node else run_config
     if not by_node and str(chosen["data"]).startswith(QUERY):
-        raise ValueError("data may be a query only in a node config, not a run config")
+        raise ValueError("data can be a query only in a node config, not a run config")
     partition, encodes, aligns = _data_rules(run_config)
     rows = partition == "horizontal"
     standardize = _flag(chosen, "standardize")
