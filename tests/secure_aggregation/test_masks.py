@@ -295,7 +295,7 @@ POINTS = [bytes(32), bytes([1]) + bytes(31)]
         (KEY, [OWN], 0, "public_keys must be at least 2, got 1"),
         (KEY, [OWN, OTHER], -1, "between 0 and 1, got -1"),
         (KEY, [OWN, OTHER], 2, "between 0 and 1, got 2"),
-        (KEY, [OWN, OTHER], 1, "party 1 must belong to its private key"),
+        (KEY, [OWN, OTHER], 1, "party 1 must match the private key"),
         (KEY, [OWN, OTHER, OTHER], 0, "public keys of parties 1 and 2 must differ"),
         (KEY, [OWN, b""], 0, "party 1 must have 32 bytes, got 0"),
         (KEY, [OWN, bytes(31)], 0, "party 1 must have 32 bytes, got 31"),

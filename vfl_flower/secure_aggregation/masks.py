@@ -89,9 +89,7 @@ class PairwiseMasks:
                     f"the public keys of parties {first} and {j} must differ"
                 )
         if public_keys[index] != public_key(private_key):
-            raise ValueError(
-                f"public key of party {index} must belong to its private key"
-            )
+            raise ValueError(f"public key of party {index} must match the private key")
         # This party's own entry is its private key, which it shares with nobody.
         self._secrets = [private_key] * len(public_keys)
         for j, key in enumerate(public_keys):
