@@ -302,7 +302,7 @@ def test_rows_are_known_in_another_order(tmp_path):
         party.y = None
     asked = Parties(Exchange(RealParties(parties)), seed=0)
     pool(asked, range(N - 10, N))  # rows 9 to 0
-    with pytest.raises(PartyFailed, match="of its data, got 31"):
+    with pytest.raises(PartyFailed, match="its data; with this run, the total is 31"):
         pool(asked, [0])
 
 
@@ -311,7 +311,7 @@ def test_two_runs_at_once_share_a_limit(tmp_path):
     first, second = (Parties(Exchange(grid), seed=0) for grid in grids)
     pool(first, range(20))
     pool(second, range(20, 30))
-    with pytest.raises(PartyFailed, match="of its data, got 31"):
+    with pytest.raises(PartyFailed, match="its data; with this run, the total is 31"):
         pool(second, [30])
 
 

@@ -302,7 +302,7 @@ def test_another_place_or_own_key_is_refused():
     for place in (-2, -1, 0, 2, 3):
         with pytest.raises(PartyError, match=f"credential at position {place}"):
             check(place=place)
-    with pytest.raises(PartyError, match=f"must be the key in its .*{PINNED['b']}"):
+    with pytest.raises(PartyError, match=f"the key in this party's .*{PINNED['b']}"):
         check(pinned=PINNED | {"b": PINNED["a"]})
 
 

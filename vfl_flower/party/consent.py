@@ -382,7 +382,8 @@ class Releases:
             if len(ever) > limit.life:
                 raise PartyError(
                     f"this party's consent allows at most {limit.life} rows to leave "
-                    f"the party as {kind} over the life of its data, got {len(ever)}"
+                    f"the party as {kind} over the life of its data; with this run, "
+                    f"the total is {len(ever)}"
                 )
             self.added[kind] = ever
         self.run[kind] = after

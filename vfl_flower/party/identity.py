@@ -248,7 +248,7 @@ def check_listed(
     if pinned.get(announced.name, text) != text:
         raise PartyError(
             f"the key pinned for this party's own name {announced.name!r} must be the "
-            f"key in its state-dir, {text}"
+            f"key in this party's state-dir, {text}"
         )
     _check_distinct(credentials)
     _check_order(credentials)

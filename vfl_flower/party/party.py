@@ -383,7 +383,8 @@ class Party:
         if rows > most:
             raise PartyError(
                 f"{name} must have at most {most} rows (twice as many as the party "
-                f"has or, if more, 2^22 numbers), got {rows} rows of {width} numbers"
+                f"has or, if this is more, 2^22 numbers), got {rows} rows with {width} "
+                "numbers each"
             )
 
     def remember(self, state: object) -> None:

@@ -157,7 +157,7 @@ def save_order(folder: Path, order: RowOrder, accepted: bool = False) -> None:
         accept_order(folder, order.name)
         return
     log.warning(
-        "alignment %r must be accepted before a run may use it: vfl-flower align "
+        "alignment %r must be accepted before a run can use it: vfl-flower align "
         "FOLDER --accept %s",
         *(order.name, order.name),
     )

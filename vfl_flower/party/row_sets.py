@@ -316,7 +316,7 @@ class RowSets:
                 raise _refusal(
                     "the sum is over the rows of an earlier sum, but the parties have "
                     "changed (%s), and the difference of the two sums would reveal "
-                    "their contributions: to permit these changes, set "
+                    "the contributions of these parties: to permit the changes, set "
                     "'changed-parties = %s' in your consent.toml",
                     *(", ".join(map(repr, changes)), json.dumps(changes)),
                 )
