@@ -161,7 +161,7 @@ def test_a_party_takes_no_order_of_columns_that_it_lacks():
     party = Party(np.ones((3, 2)), columns=["a", "b"])
     wanted = declared(Party(np.ones((3, 2)), columns=["a", "c"]))["columns"]
     for order in (wanted, wanted[:1], declared(party)["columns"] * 2):
-        with pytest.raises(PartyError, match="this party's 2 columns exactly once"):
+        with pytest.raises(PartyError, match="exactly this party's 2 columns, each"):
             arrange(party, order)
 
 

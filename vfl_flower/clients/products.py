@@ -196,7 +196,7 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
         raise PartyError(
             f"a Gram matrix of {columns} columns needs at least {least} rows of "
             f"similar weight ({ROWS_PER_COLUMN} for each column of all parties, and "
-            f"{LEAST_ROWS} in total), but {rows} rows are equivalent to "
+            f"{LEAST_ROWS} in total), but the {rows} rows are equivalent to "
             f"{effective:.0f}: increase the number of rows (setting size or rows) or "
             "omit columns"
         )

@@ -258,6 +258,6 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
         text += f"{low!r} to {high!r}: "
         advice, option = "set standardize=true if parties hold columns", "standardize"
         if source.rows:
-            advice = "scale all parties' columns with the strategy's settings"
+            advice = "scale them alike at all parties, by the strategy's settings"
             option = ""
         yield warning("scales", high, text + advice, option)

@@ -510,7 +510,7 @@ class Labels:
                 rule = f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}"
             elif numbers.gaps:
                 rule = "must hold numbers if labels are missing, since each party "
-                rule += "could number classes differently: write classes as 0 and 1"
+                rule += "could number classes differently: write classes as numbers"
         elif column.kind not in kinds.NUMERIC:
             rule = "must hold numbers or classes"
         elif self.classes is not None:

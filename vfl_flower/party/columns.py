@@ -87,7 +87,7 @@ def arrange(party: Party, order: Sequence[str]) -> None:
         return
     if sorted(order) != sorted(entries) or len(entries) != len(columns):
         raise PartyError(
-            f"columns must name each of this party's {len(columns)} columns exactly "
+            f"columns must name exactly this party's {len(columns)} columns, each "
             f"once, got {len(order)} names"
         )
     if isinstance(party.X, Rows):
