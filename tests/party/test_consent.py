@@ -288,7 +288,7 @@ def test_a_limit_for_life_needs_ids_and_a_folder(tmp_path):
     with pytest.raises(PartyFailed, match=r"needs ids .* this party's rows"):
         run_of(tmp_path, range(5), ids=False)
     party = Party(np.ones((3, 1)), consent=limited(None, 2))
-    with pytest.raises(PartyError, match="needs a state-dir"):
+    with pytest.raises(PartyError, match="state-dir must be set"):
         party.share(np.arange(2), "rows")
 
 
@@ -422,7 +422,7 @@ def test_times_in_a_run_are_counted():
     party.reveal("coefficients")
     party.reveal("coefficients")
     party.reveal("coefficients", again=True)  # what was told may be told again
-    with pytest.raises(PartyError, match=r"at most 2 .* in a run; .* total 3"):
+    with pytest.raises(PartyError, match=r"at most 2 .* in a run; .* total is 3"):
         party.reveal("coefficients")
 
 

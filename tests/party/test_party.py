@@ -70,7 +70,7 @@ def test_bad_data(arguments, rule):
 def test_missing_values_are_counted_over_blocks():
     data = np.zeros((70_000, 2))
     data[[3, 69_999], 1] = np.nan
-    with pytest.raises(ValueError, match="got 2"):
+    with pytest.raises(ValueError, match="2 found"):
         Party(data)
 
 

@@ -438,7 +438,7 @@ def test_a_structure_takes_both_of_its_values(field, clock):
 )
 def test_what_must_come_from_a_party_does_not_come_in_the_clear(step, values, clock):
     name = next(iter(values))
-    with pytest.raises(PartyFailed, match=f"'{name}.* must come encrypted from a p"):
+    with pytest.raises(PartyFailed, match=f"'{name}.* must come, encrypted, from"):
         greet().ask_one(1, step, **values)
 
 
@@ -668,7 +668,7 @@ def reseal(old: str, new: str) -> Any:
         (reseal(" up_2 ", " up_1 "), "party 0 to party 1 in relaying"),
         (reseal("relaying", "reading"), "party 0 to party 1 in reading"),
         (reseal("+10 0", "+10 2"), "party 2 to party 1 in relaying"),
-        (reseal("+10 0", "+10 7"), "malformed: the place .* must be below 3, got 7"),
+        (reseal("+10 0", "+10 7"), "malformed: a party.* must be below 3, got 7"),
     ],
     ids=["bit", "cut", "empty", "round", "name", "step", "sender", "no party"],
 )

@@ -314,7 +314,7 @@ def test_errors_and_repr_carry_no_secret():
     key = new_private_key()
     public = [public_key(key), public_key(new_private_key())]
     assert key.hex() not in repr(PairwiseMasks(key, public, 0, 1))
-    with pytest.raises(ValueError, match="must belong") as error:
+    with pytest.raises(ValueError, match="match the private key") as error:
         PairwiseMasks(key, public, 1, 1)
     assert repr(key) not in str(error.value)
 

@@ -297,7 +297,7 @@ def test_the_server_cannot_choose_points(monkeypatch):
     guesses = np.frombuffer(b"".join(points_of(SPACE[:120])), dtype=np.uint8)
     failed = deviating(monkeypatch, changing(MORE, 1, points=guesses))
     assert (failed.party, failed.action) == ("p1", MORE)
-    assert "'points' must come encrypted from a party" in failed.reason
+    assert "'points' must come, encrypted, from" in failed.reason
 
 
 def test_the_server_cannot_seal_points_itself(monkeypatch):

@@ -541,7 +541,7 @@ def test_strict_parties_train_once(tmp_path, count, dealer, accepted):
     off = np.column_stack([X, np.ones(N)]) @ exact
     off -= result.model.predict(np.array_split(X, count, axis=1))
     assert np.abs(off).max() < 1e-6 * y.std()
-    said = r"8 disclosures .* of its data \(one for each column\); .* total 16"
+    said = r"8 disclosures .* of its data \(one for each column\); .* total is 16"
     with pytest.raises(PartyFailed, match=f"at most {said}"):
         strategy.start(RealParties(federation))
 

@@ -516,7 +516,7 @@ def _check_finite(rows: Rows, what: str) -> None:
 
     if missing := rows.map_reduce(count, operator.add, 0):
         rule = "must have no missing or infinite value"
-        raise ValueError(f"{what} {rule}, got {missing}")
+        raise ValueError(f"{what} {rule}, {missing} found")
 
 
 def _check_labels(y: Array, what: str) -> None:

@@ -31,7 +31,7 @@ def test_an_order_is_listed_and_accepted(state):
     assert said("align", state) == "q4: 30 rows, not accepted\n"
     with pytest.raises(PartyError, match="must be accepted"):
         load_order(state, "q4")
-    assert "alignment 'q4' of 30 rows" in said("align", state, "--accept", "q4")
+    assert "alignment 'q4' with 30 rows" in said("align", state, "--accept", "q4")
     assert said("align", state) == "q4: 30 rows, accepted\n"
     assert len(load_order(state, "q4").ids) == 30
 

@@ -197,7 +197,7 @@ def test_changed_bytes_are_refused():
 def test_uses_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"owners must be \(4, 0\) or \(0, 4\)"):
         deal_matrix(dataclasses.replace(use(5, 4), owners=(2, 2)), ROOT)
-    with pytest.raises(ValueError, match="number must be above 0, got 0"):
+    with pytest.raises(ValueError, match="number must be above the round, 0"):
         deal_factor(use(5, 4), ROOT, 0, 3)
 
 
