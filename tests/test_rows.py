@@ -364,5 +364,5 @@ def test_a_column_of_integers_may_have_no_value(values):
 
 def test_an_integer_of_a_column_must_keep_its_digits():
     column = pd.Series(pd.array([pd.NA, 2**53 + 1], "Int64"))
-    with pytest.raises(ValueError, match=r"X must have no integer above 2\^53"):
+    with pytest.raises(ValueError, match=r"X must have no integers above 2\^53"):
         number_array(column, "X")

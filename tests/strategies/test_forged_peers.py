@@ -147,7 +147,7 @@ def test_a_swapped_key_is_refused_and_leaves_no_keys(honest, computing):
     """Other alterations: tests/party/test_identity.py. The second was answered."""
     honest[VICTIM].consent = consent(honest)
     asked = greet(honest)
-    refused(asked, computing, "signature of party 'a' does not verify")
+    refused(asked, computing, "signature of party 'a' is not valid")
     asked._last[VICTIM] = 0
     asked._peers, asked._credentials = None, None
     refused(asked, computing, "and lost the run's keys")
