@@ -83,7 +83,8 @@ def test_of_a_superlink_that_has_ended_no_message_is_left(database):
     assert SECRET not in on_disk(path)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert path.stat().st_mode & 0o777 == 0o600
-    (info,) = started(path).get_run_info(run_ids=[run])
+    (info,) = (state := started(path)).get_run_info(run_ids=[run])
+    ended(state)
     assert info.status.status == "pending"  # whoever follows it asks the next one
 
 
@@ -125,6 +126,7 @@ def test_supernodes_stay_registered_and_a_run_has_failed(database, caplog):
     state = started(path)
     assert not state.get_run_info(run_ids=[run])  # it had failed before
     assert state.get_run_info(run_ids=[again])
+    ended(state)
 
 
 def files_beside(path):
