@@ -81,7 +81,7 @@ class Removal(ModelTask):
         gone = parties.ask(party.remove, model=self.model_id)
         for j, info in enumerate(parties):
             if gone[j]["left"]:
-                raise parties.failure(j, party.remove, "data of the model are left")
+                raise parties.failure(j, party.remove, "data of the model remain")
             what = "was removed" if removed[j] else "was not stored"
             log.info("%s: model %s %s", info.name, self.model_id, what)
         self.remove_at_server()

@@ -205,7 +205,7 @@ def start(
     if several and setup.target == "continuous":
         largest = np.abs(party.y[rows]).max()
     if largest > 2.0**800:  # the bound of the sum of scores is 2^16 times as large
-        raise PartyError("absolute labels must be below 2^800")
+        raise PartyError("labels must be between -2^800 and 2^800")
     training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
     Y = signs_of(party.y[rows], setup.target, training.classes)
     training.intercept = fdskl.base_scores(Y, rule.loss) / len(setup.holders)
