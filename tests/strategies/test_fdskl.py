@@ -919,7 +919,7 @@ def test_numbers_that_are_plus_and_minus_one_are_no_classes():
 def test_labels_whose_scores_no_sum_can_hold():
     federation = parties(data()[1], holders=[0, 2])
     federation[2].y = federation[2].y * 1e300  # past the checks of a Party
-    with pytest.raises(PartyFailed, match=r"labels must be below 2\^800") as caught:
+    with pytest.raises(PartyFailed, match=r"labels must be .* 2\^800") as caught:
         run(federation, target="continuous", loss="square", **DS)
     assert (caught.value.party, caught.value.action) == ("party 2", "fdskl_start")
 
