@@ -132,11 +132,7 @@ class InProcessGrid(Grid):
         self._pushed += 1
         message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
         request = arrived(message)
-        node_id = request.metadata.dst_node_id
-        context = copy.deepcopy(self._contexts[node_id])
-        reply = self._app(request, context)
-        # Only now: a killed process would leave the context unchanged.
-        self._contexts[node_id] = context
+        reply = self._app(request, self._contexts[request.metadata.dst_node_id])
         reply.metadata.__dict__["_message_id"] = f"reply-{self._pushed}"
         number = request.metadata.message_id
         self._replies[number] = arrived(reply)

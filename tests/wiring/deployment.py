@@ -3,7 +3,6 @@
 import io
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -62,7 +61,6 @@ class Run:
     """What became of a run."""
 
     status: str
-    seconds: float
     log: str
     party_logs: dict[str, str]
 
@@ -162,7 +160,7 @@ class Deployment:
     ) -> Run:
         """Run a project, whether it comes to its end or not."""
         before = {name: len(self._log(name)) for name in self.supernodes}
-        shown, start = io.StringIO(), time.monotonic()
+        shown = io.StringIO()
         try:
             with redirect_stdout(shown):
                 outcome = submit(
@@ -171,9 +169,8 @@ class Deployment:
             status = outcome.status
         except RunFailed as error:
             status = str(error)
-        seconds = time.monotonic() - start
         logs = {name: self._log(name)[length:] for name, length in before.items()}
-        return Run(status, seconds, COLOR.sub("", shown.getvalue()), logs)
+        return Run(status, COLOR.sub("", shown.getvalue()), logs)
 
     def _log(self, name: str) -> str:
         return self.processes.log(name, lines=1_000_000)
