@@ -94,7 +94,7 @@ class Consent(_Rules):
         parties.
     computes : list of str or None
         Names of the parties that may compute such products together with the label
-        holder. None means the first of the other parties.
+        holder. None means the first party besides label holder and dealer.
     changed_parties : list of str or None
         Names of parties that may join or leave between sums over the same rows: the
         difference between two such sums reveals the contribution of the named party.
@@ -155,7 +155,7 @@ class Consent(_Rules):
         """Return the lines that the consent lacks for the computing roles of a run.
 
         `parties` is the number of parties of the run; `first` states whether the
-        computing party is the first party without labels.
+        computing party is the first party besides label holder and dealer.
         """
         served = computing.dealer == SERVER and parties >= LEAST_PARTIES
         lines = []

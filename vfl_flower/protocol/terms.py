@@ -52,7 +52,7 @@ class Computing:
     """
 
     dealer: Name = SERVER  # of correlated randomness: "server" or a party
-    computes: Name | None = None  # None: the first party without labels
+    computes: Name | None = None  # None: the first besides holder and dealer
 
 
 OF_TWO = (

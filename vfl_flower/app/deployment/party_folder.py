@@ -60,7 +60,8 @@ two-parties = false         # true: also join runs with only one other party, wh
                             # shares: "server", or names of parties; default: the
                             # server, but only in runs with three or more parties
 # computes = ["weather"]    # parties that may compute such products with the label
-                            # holder; default: the first party without labels
+                            # holder; default: the first party besides label holder
+                            # and dealer
 # changed-parties = ["lab"] # parties that may join or leave between two sums over the
                             # same rows; the two sums reveal these parties' contribution
 allow-seed = false          # true: also join runs whose seed the server knows; the

@@ -67,7 +67,7 @@ WORDS = {
     "Round trip": "One request from the server to the parties, and all their replies.",
     "Under a mask": "Hidden by random numbers that cancel in the sum over all parties: "
     "the server learns the sum, but no party's contribution.",
-    "In the clear": "Neither masked nor encrypted.",
+    "In the clear": "Readable by anyone who receives it.",
     "Standard error": OF_SPREAD,
     "Consent": "A file that permits certain values, besides sums, to leave a party. "
     "The party's program refuses to send anything else.",

@@ -92,8 +92,8 @@ class KernelClustering(JudgedStrategy):
     eigenvalue of the first iteration; "auto": an estimate of the (s+1)-th
     eigenvalue."""
     subspace_tol: NotNegative = 0.01
-    """Stop when an iteration rotates the subspace by less than this value; with 0, run
-    all iterations."""
+    """Stop when an iteration's rotation of the subspace (sine of the largest angle /
+    root of the step) is below this value; with 0, run all iterations."""
     clustering: Literal["sums", "coreset"] = "sums"
     """"sums": cluster by sums over the parties; no row of the eigenvectors leaves a
     party. "coreset": the server clusters such rows in the clear."""

@@ -272,7 +272,7 @@ class MUFC(MUFCTask):
     box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
     """Public bounds of the columns, which must not be taken from the rows:
     "lower,upper" for all columns; a pair for each column, "0,1;18,120"; or pairs by
-    name, "age=18,120;*=0,1", where "*" stands for all other numeric columns. Text
+    name, "age=18,120;*=0,1", where "*" stands for all other numeric columns, and text
     columns that are not named get -3.5,4.5. Wider bounds give a column less weight. On
     the command line, "@FILE" reads bounds from a file."""
     gamma: Gamma = "auto"
