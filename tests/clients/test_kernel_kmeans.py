@@ -355,7 +355,7 @@ REFUSED = [
     (embedded, lambda p: clustering.assign(p, np.ones((2, 3))), "centers must have"),
     # k-means by sums.
     (with_sum, lambda p: clustering.sample(p, 5), "clusters must be computed before"),
-    (with_sum, lambda p: clustering.embed(p, R), "the embedding must be computed once"),
+    (with_sum, lambda p: clustering.embed(p, R), "be computed only once, after"),
     (ready, passing(), "the embedding must be computed before"),
     (with_sum, passing(centers=np.zeros((1, 1, 3))), "centers must have 2 .*, got 3"),
     (with_sum, passing(centers=np.zeros((2**17 + 1, 1, 2))), "at most 131072, got"),

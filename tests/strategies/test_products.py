@@ -159,7 +159,7 @@ def asked(roles, **changes):
         ({"owners": [3, 2, 3]}, "owners must state 2 columns"),
         ({"owners": [2, 6]}, "owners must list 3 column counts"),
         ({"owners": [2, 2**12, 3]}, "1 to 4096 columns"),
-        ({"rows": N - 1}, "counted must be 8, and rows "),
+        ({"rows": N - 1}, "counted must be 8, got 8, and rows must be "),
         ({"rows": N + 1}, "rows must be from 1 to 400, got 401"),
         ({"dealer": 1}, "randomness must come from the dealer"),
         ({"fraction": 16}, "fraction must be 0"),
@@ -380,7 +380,7 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
     federation[0].columns = list("abcdef")
     result = simulate(CoresetVRLR(sampling="full"), federation, seed=0)
     lines = [line for line in caplog.messages if "columns of this" in line]
-    line = "were added to others: ['d', 'f']; columns left out of the model: []"
+    line = "added to other columns: ['d', 'f']; columns left out of the model: []"
     assert line in lines[0]
     assert "added to others: []; columns left out of the model: ['2'];" in lines[1]
     assert 0 < int(lines[0].rpartition(" ")[2]) < 20

@@ -458,7 +458,7 @@ def asked(made, roles, **changes):
     [
         ({}, {"counted": 3}, "counted must be the number of columns of the"),
         ({"rows": N - 1}, {}, "rows must be the number of training rows"),
-        ({"turn": 1}, {}, "turn must be 0, the number of the"),
+        ({"turn": 1}, {}, "after 0 turns, got turn 1"),
         ({"joint": 10}, {}, "for a cosine and a sine of each"),
         *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
@@ -519,9 +519,9 @@ def test_a_party_takes_two_turns_and_each_once():
     for turn in range(2):
         roles = dataclasses.replace(first, turn=turn)
         asked(made, roles)
-        with pytest.raises(PartyError, match=f"turn must be {turn + 1}, the number"):
+        with pytest.raises(PartyError, match=f"after {turn + 1} turns, got"):
             asked(made, roles)
-    with pytest.raises(PartyError, match="turn must be 2, the number of the next"):
+    with pytest.raises(PartyError, match="below 2: after 2 turns, got"):
         asked(made, dataclasses.replace(roles, turn=2))
 
 
@@ -867,7 +867,7 @@ def test_joint_features_are_opened_once_a_turn_and_products_made_once():
     """Another multiple, say, would show two values under one mask: for any caller."""
     made = hiding()
     party.open_joint(made, multiple=2)
-    with pytest.raises(PartyError, match="joint features must be sent once, after"):
+    with pytest.raises(PartyError, match="joint features must be sent only once, aft"):
         party.open_joint(made, multiple=3)
     products.multiply(made)
     with pytest.raises(PartyError, match="the Gram matrix has already been computed"):

@@ -193,7 +193,7 @@ def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
     if not hides_each(party, rows[known]):
-        log.warning("the mean error is not reported: so few labels would not be hidden")
+        log.warning("the mean error is not reported: it would not hide so few labels")
         return known, y[:0]
     return known, y[known]
 

@@ -1,14 +1,14 @@
 """A party's side of a Gram matrix of private columns, which one party opens.
 
 Two parties compute: the *first*, which opens the Gram matrix, and the *second*. A
-dealer, which can read none of their messages, generates the seeds of the masks A_0 +
-A_1 and the triple (:mod:`vfl_flower.secure_aggregation.products.triples`). Each party
-opens its own columns under the masks, E = F - A_0 - A_1, only to the two computing
-parties (:func:`hide`), and the second party sends its share of the Gram matrix to the
-first party. All these messages are encrypted when they pass the server. No party knows
-the *joint* columns: the two computing parties have shares of them. Each computing
-party opens its shares under its own mask (:func:`open_joint`), and both add up the
-openings.
+dealer, which can read no message between the parties, generates the seeds of the masks
+A_0 + A_1 and the triple (:mod:`vfl_flower.secure_aggregation.products.triples`). Each
+party opens its own columns under the masks, E = F - A_0 - A_1, only to the two
+computing parties (:func:`hide`), and the second party sends its share of the Gram
+matrix to the first party. All these messages are encrypted when they pass the server.
+No party knows the *joint* columns: the two computing parties have shares of them. Each
+computing party opens its shares under its own mask (:func:`open_joint`), and both add
+up the openings.
 
 An algorithm declares a step that computes the columns and calls :func:`hide`. The step
 :func:`multiply` follows, and the algorithm's last step calls :func:`opened`. The server

@@ -97,7 +97,7 @@ def from_synthetic(
 
     Column j is :math:`x_j = \sqrt\rho f + \sqrt{1 - \rho} e_j`, so that any two columns
     have correlation :math:`\rho`, and :math:`y = \sum_j \theta_j x_j + \sigma e`, with
-    :math:`f, e_j, \theta, e` standard normal. Each column has its own random stream: a
+    :math:`f, e_j, \theta, e` standard normal. Each of them has its own random stream: a
     party draws only its own columns, and the label holder also draws the other columns,
     one at a time, to compute y.
     """

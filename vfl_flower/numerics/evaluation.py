@@ -263,5 +263,5 @@ def most_chosen(metrics: Mapping[str, Any], n_clusters: int) -> list[str]:
         return []
     return [
         f"{n_clusters} clusters were chosen, the maximum (n_clusters): increase "
-        "n_clusters. If more clusters are chosen then, the rows have no compact groups"
+        "n_clusters. If the chosen number also rises, the rows have no compact groups"
     ]

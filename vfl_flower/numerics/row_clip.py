@@ -60,9 +60,9 @@ def row_clip(X: Array, intercept: bool, least_rows: int, most_leverage: float) -
 
 
 def _sums(X: Array, used: Array, least_rows: int) -> tuple[Array, Array]:
-    """Return s and T, which merge rare columns into sums with support.
+    """Return s and T, which add up rare columns until `least_rows` rows differ.
 
-    In each sum, at least `least_rows` rows differ from its most frequent value.
+    Each sum has at least `least_rows` rows in which one of its columns deviates.
 
     Each column contributes its deviations from its most frequent value, divided by
     their mean size. The last columns join the previous sum if they do not fill a

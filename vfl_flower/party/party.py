@@ -27,7 +27,7 @@ from vfl_flower.typing import Array
 S = TypeVar("S")
 
 MOST_NUMBERS = 2**22
-"""Numbers that one message may request of a party of any size; see `Party.afford`."""
+"""Numbers that one argument may take at a party of any size; see `Party.afford`."""
 
 
 @shapes_only

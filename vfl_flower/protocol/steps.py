@@ -185,7 +185,7 @@ reveals = Reveals
 """The decorator by which a step declares a kind that it reveals."""
 
 SumRows = Literal["session", "request", "earlier", "party", "none"]
-"""The rows that a step adds up, by who chooses them; see :func:`sums_over`."""
+"""The origin of the rows that a step adds up; see :func:`sums_over`."""
 
 
 def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:

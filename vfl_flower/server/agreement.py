@@ -30,7 +30,7 @@ def how_matched(names: Sequence[str], statements: Sequence[Declared]) -> str:
 def agree(
     names: Sequence[str], statements: Sequence[Declared], wanted: Sequence[str] = ()
 ) -> list[str] | None:
-    """Return the column order that all parties must use, or None if all use it.
+    """Return the column order that all must use, or None if all use it already.
 
     The order is `wanted`, the order of a trained model, or by default the first party's
     order. A party without column names is assumed to have the same columns in this

@@ -345,7 +345,7 @@ class Parties(Sequence[PartyInfo]):
             if common and isinstance(values[name], Each):
                 raise ValueError(
                     f"{name} must be the same for all parties of {step.action}: "
-                    "otherwise, masks do not cancel, and no party decrypts its bytes"
+                    "otherwise, masks do not cancel and sealed bytes stay encrypted"
                 )
         return [self._values_for(j, values) for j in range(len(self))]
 
@@ -515,7 +515,7 @@ class Parties(Sequence[PartyInfo]):
         return replies
 
     def _signatures(self, j: int) -> bytes | None:
-        """Return all signatures for the second message to party j; otherwise None."""
+        """Return all signatures for the second message to party j, or else None."""
         if j not in self._unproven or len(self._signed) < len(self):
             return None
         self._unproven.remove(j)

@@ -118,7 +118,7 @@ class Estimator(BaseEstimator):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SplitColumns(Estimator):
-    """Base class of the estimators whose parties hold different columns.
+    """Base class of estimators whose parties hold columns of the same rows.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ class Labelled(SplitColumns):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SplitRows(Estimator):
-    """Base class of the estimators whose parties hold different rows.
+    """Base class of estimators whose parties hold rows of the same columns.
 
     Parameters
     ----------

@@ -77,8 +77,8 @@ max-refusals = 100          # number of refusals, over all runs, after which the
 min-changed-rows = 20       # if two sums are over different row sets, the minimum
                             # number of rows by which the sets must differ: the
                             # difference between the sums reveals the sum of these rows
-# most-row-sets = 50        # maximum number of distinct row sets to add up in all runs;
-                            # default: a twentieth of the row count, but at least 30
+# most-row-sets = 50        # maximum number of different row sets with sums, over all
+                            # runs; default: a twentieth of the rows, at least 30
 # accept-alignments = ["server"]  # use row orders from "align" without requiring
                             # 'vfl-flower align --accept'
 

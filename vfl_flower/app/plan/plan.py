@@ -147,7 +147,7 @@ class RunPlan:
             for action, (random, clusters) in self.varying.items()
             if random != clusters
         )
-        example = f". With few random and with few clustered rows, {differ}"
+        example = f". On few random rows and on few rows in clusters, {differ}"
         return (
             f"{text}. Figures of steps with * depend on the data, as a solver's "
             "iterations do. They are typical of random rows; the run can cost more or "

@@ -180,10 +180,7 @@ def _who_learned(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
-    """Return sentences that compare a model's errors with the errors without a model.
-
-    `unit` is appended to each error.
-    """
+    """Return sentences that compare a model with no model; `unit` follows its error."""
     known = {k: v for k, v in metrics.items() if finite(v)}
     sentences = []
     rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"

@@ -142,7 +142,10 @@ def columns(
     products.check_roles(party, roles, width, turn=0)
     rows, weights = _rows(party, test_fraction, coreset)
     if counted != roles.columns or roles.rows != len(rows):
-        raise PartyError(f"counted must be {roles.columns}, and rows {len(rows)}")
+        raise PartyError(
+            f"counted must be {roles.columns}, got {counted}, and rows must be "
+            f"{len(rows)}, got {roles.rows}"
+        )
     products.check_rows(party, weights, len(rows), roles.columns)
     party.sum_over(rows, weights)
     w = np.ones(len(rows)) if weights is None else weights
@@ -212,8 +215,8 @@ def _gram_columns(
         names = np.array(party.columns or range(d), dtype=str)
         added = names[T.any(axis=1) & (np.diag(T) == 0)].tolist()
         log.warning(
-            "columns of this party in which few rows differ, and which were added to "
-            "others: %s; columns left out of the model: %s; outlying rows moved: %d",
+            "columns of this party in which few rows differ, added to other columns: "
+            "%s; columns left out of the model: %s; outlying rows moved: %d",
             *(added, names[left_out].tolist(), (X != Z).any(axis=1).sum()),
         )
     A[:, ~stays] = 0.0

@@ -282,7 +282,7 @@ def _worth(
     else:
         known = ~np.isnan(np.asarray(party.y, dtype=np.float64))
     if known.sum() < LEAST_ROWS:
-        log.warning("the mean error is not reported: so few rows would not be hidden")
+        log.warning("the mean error is not reported: it would not hide so few rows")
         return {"test_rows": 0}
     party.sum_over(None if known.all() else np.flatnonzero(known))
     if party.y is not None and linear:

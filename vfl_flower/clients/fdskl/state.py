@@ -269,7 +269,7 @@ def _check_setup(party: Party, setup: Setup) -> None:
         return
     if not party.allow_plain:
         raise PartyError(
-            "this party requires private features: if all parties knew a seed, the "
+            "this party requires private features: if all parties knew their seed, the "
             "label holder could compute differences between this party's rows"
         )
     if not re.fullmatch("[0-9a-f]{1,32}", shared.seed):
@@ -284,7 +284,7 @@ def _check_setup(party: Party, setup: Setup) -> None:
         place >= party.n_parties or place == holder
         for place, holder in zip(shared.kept, holders, strict=True)
     ):
-        raise PartyError("shared.kept must name another party for each holder")
+        raise PartyError("shared.kept must name, for each holder, another party")
 
 
 def part_of(party: Party, training: Training) -> KernelPart:

@@ -85,7 +85,7 @@ def _embed(
     """Compute the embedding, which ends the iterations; return it with the state."""
     state = party.recall(training.State)
     if not state.t or state.H is not None:
-        raise PartyError("the embedding must be computed once, after the iterations")
+        raise PartyError("the embedding must be computed only once, after iterations")
     if (R is None) == (H is None) or (R is None) != (state.P is None):
         raise PartyError("the request must have R if cem is true, and H otherwise")
     if R is not None:

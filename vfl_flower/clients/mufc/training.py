@@ -280,7 +280,7 @@ def finish_served(state: ClientState) -> None:
     row_requests.finish_requests(state.folder, row_requests.FORGET, are_served)
     if files := row_requests.files_naming(state.folder, forgotten):
         log.warning(
-            "files of the state-dir still contain forgotten ids; remove them: %s",
+            "remove the files of the state-dir that still contain forgotten ids: %s",
             ", ".join(files),
         )
     row_requests.finish_requests(

@@ -248,7 +248,7 @@ def joint_shares(
         raise PartyError("cosines must be sent to the second party alone")
     portion = shares.Portion(dealt_to(cosines, delivered, roles)) if second else None
     if angles.size != use.rows * use.shape[1]:
-        raise PartyError(f"each of {use.rows} rows must have {use.shape[1]} angles")
+        raise PartyError(f"angles must be {use.rows}x{use.shape[1]}, got {angles.size}")
     sums, head = angles.reshape(use.shape), shares.Dealt.unpack(dealt)
     for block, rows in enumerate(use.blocks()):
         delta, given = sums[rows], head

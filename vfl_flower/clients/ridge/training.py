@@ -187,8 +187,8 @@ def _check_turn(
         raise PartyError("rows must be the number of training rows")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
         raise PartyError(
-            f"turn must be {state.turns}, the number of the next round, and less than "
-            f"{MOST_TURNS}, got {roles.turn}"
+            f"turns must be requested once each, in order, and below {MOST_TURNS}: "
+            f"after {state.turns} turns, got turn {roles.turn}"
         )
     counts = [] if joint is None else joint.counts
     if (joint is None) != task.linear or roles.joint != 2 * sum(counts):
@@ -230,7 +230,7 @@ def open_joint(
     """
     state, product = party.recall(ridge.RidgeState), party.recall(products.ProductState)
     if state.joint is None or state.multiple:
-        raise PartyError("joint features must be sent once, after the step hide_rows")
+        raise PartyError("joint features must be sent only once, after step hide_rows")
     roles = product.roles
     if (angles is not None) != (party.index in (roles.first, roles.second)):
         raise PartyError("angles must be sent to the two computing parties alone")

@@ -77,7 +77,7 @@ class CoresetStrategy(JudgedStrategy):
 
     _: KW_ONLY
     size: party.Size | Literal["auto"] = "auto"
-    """Number of draws, m. "auto" means 50 draws for each column of any party, but at
+    """Number of draws, m. "auto" means 50 draws for each column of each party, but at
     least 2,000; if there are no more rows than that, all rows are used."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
     """"coreset": draw rows by score; "uniform": draw uniformly, without repeats;

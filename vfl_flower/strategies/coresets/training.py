@@ -162,7 +162,7 @@ class CoresetVRLR(LinearStrategy):
             sentences.append(
                 f"columns left out of the model: {count}. In each of them, too few "
                 "rows differ from the most frequent value, one row stands out, or a "
-                "number exceeds 1e100; each party's log names its columns"
+                "number exceeds 1e100; each party's log names them"
             )
         if not metrics.get("converged", 1.0):
             sentences.append(
@@ -235,8 +235,8 @@ class CoresetVRLR(LinearStrategy):
             )
             raise FederationError(
                 f"with solver 'gram', size must be at least {least}, got {size} of {n} "
-                f"rows: a Gram matrix of fewer than {ROWS_PER_COLUMN} rows for each "
-                f"column (columns: {held}, and the labels) reveals rows; {advice}"
+                f"training rows ({ROWS_PER_COLUMN} for each column: {held}, and the "
+                f"labels): a Gram matrix of fewer rows reveals rows; {advice}"
             )
 
     def fewest_rows(self, columns: int) -> int:

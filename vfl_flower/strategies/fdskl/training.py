@@ -72,8 +72,8 @@ class FDSKL(KernelLearning):
 
     Notes
     -----
-    Even as returned by :meth:`paper`, the class differs from [1] in two ways: 1. It has
-    an intercept. 2. With ``angle_masking="paper"``, the party whose phase remains is
+    Even an object from :meth:`paper` differs from [1] in two ways: 1. It has an
+    intercept. 2. With ``angle_masking="paper"``, the party whose phase remains is
     picked once for each label holder, not at each call, because a new phase would make
     a different feature. The defaults differ from [1] in three more ways: 3.
     ``angle_masking="circle"``, with private features; 4. blocks of instances and
@@ -104,8 +104,8 @@ class FDSKL(KernelLearning):
     """lambda in ``mean loss + lambda/2 |f|^2``. "auto": 1/n if `step` is a number;
     chosen by cross-validation for implicit steps. Explicit steps have no lambda."""
     iterations: Count = 0
-    """Number of iterations; 0 means two per label holder for implicit steps, and 32
-    otherwise."""
+    """Number of iterations, each with an equal share of the features; 0 means two per
+    label holder for implicit steps, and 32 otherwise."""
     step: Positive | Literal["implicit", "explicit"] = "implicit"
     """"implicit": minimise the loss of each batch, with up to 1,500 features. A number:
     the paper's update with this gamma. "explicit": the same update with a gamma that

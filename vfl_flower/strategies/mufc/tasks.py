@@ -431,7 +431,7 @@ class MUFCPrediction(ReadingTask):
 
     Each row is assigned to the nearest centre, as in the model's ``predict``. Each
     party writes the clusters of its rows to ``predictions-<model>-<run>.csv`` in its
-    ``state-dir``. Forgotten rows are ignored. Not all of the parties need to take part.
+    ``state-dir``. Forgotten rows are ignored. Parties of the model may be absent.
 
     Raises
     ------

@@ -174,8 +174,8 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     1 times that of the median heuristic."""
     joint_features: Count = 0
     """Number of random features computed from all columns together. 0 means the largest
-    number, up to 2,048, for which there are four rows per feature, local columns
-    included."""
+    number, up to 2,048, that leaves four rows for each of these features and each local
+    column."""
     relevance: bool = True
     """Solve twice, in four more round trips: each party learns how sensitive the
     model is, on average, to each of its columns, and scales the columns accordingly.
@@ -422,7 +422,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         dealt: Dealing,
         **more: Any,
     ) -> tuple[dict[int, Array], int, dict[int, Array]]:
-        """Have two parties compute the Gram matrix; return a share for the holder.
+        """Have two parties compute the Gram matrix; return the label holder's share.
 
         Also return the factor of the angles, and frequencies for the label holder.
         """
