@@ -339,7 +339,7 @@ REFUSED = [
     (without_cem, lambda p: client.expand(p, np.ones(D)), "g must have"),
     (without_cem, lambda p: client.expand(p, np.full(D_1, 1e308)), "g must be small"),
     # k-means.
-    (ready, lambda p: clustering.local(p, 2, R), "after the iter"),
+    (ready, lambda p: clustering.local(p, 2, R), "once, after iter"),
     (embedded, lambda p: clustering.local(p, 2, R), "once"),
     (embedded, lambda p: client.gram(p, 3, R), "iterations are finished"),
     (begun, lambda p: clustering.local(p, 2), "R if cem is true, and H o"),

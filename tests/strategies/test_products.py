@@ -114,7 +114,7 @@ def test_a_triple_of_another_run_is_refused(monkeypatch):
 def test_the_labels_count_among_the_columns():
     """Seven columns and the labels need 32 rows, which no party is asked for."""
     grid = Recorder(parties())
-    with pytest.raises(FederationError, match=r"32.*columns: p0 3, p1 2, p2 2"):
+    with pytest.raises(FederationError, match=r"32.*column: p0 3, p1 2, p2 2"):
         CoresetVRLR(31, solver="gram").start(grid)
     assert {entry.action for entry in grid.transcript} == {"hello"}
 
@@ -382,7 +382,7 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
     lines = [line for line in caplog.messages if "columns of this" in line]
     line = "added to other columns: ['d', 'f']; columns left out of the model: []"
     assert line in lines[0]
-    assert "added to others: []; columns left out of the model: ['2'];" in lines[1]
+    assert "other columns: []; columns left out of the model: ['2'];" in lines[1]
     assert 0 < int(lines[0].rpartition(" ")[2]) < 20
     assert result.metrics["left_out"] == 2
 
