@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use: the commands' help needs no names."""
+    """Import the public names on first use: the commands' help does not need them."""
     public = vars(import_module("vfl_flower.api"))
     if name == "__all__":
         shown = [n for n, v in public.items() if not isinstance(v, ModuleType)]

@@ -123,12 +123,12 @@ def _check_npz(
             if names is None or entry.filename.removesuffix(".npy") in names
         ]
         kinds = {entry.compress_type for entry in entries}
-        # NumPy writes only these methods, and zipfile unpacks only these in pieces.
+        # NumPy uses only these methods, and zipfile unpacks only these in pieces.
         if kinds - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise ValueError("the file may use only deflate compression")
         if not compressed and kinds - {zipfile.ZIP_STORED}:
             raise ValueError("the file must not be compressed")
-        # First by the sizes in the archive, since a header may have any length.
+        # Check the sizes in the archive first, since a header may have any length.
         check_growth(sum(entry.file_size for entry in entries), size)
         check_growth(sum(_bytes_of(archive, entry) for entry in entries), size)
     return entries
@@ -169,7 +169,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     if the file cannot be written; after any error, an old file is unchanged.
     """
     for orphan in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        orphan.unlink(missing_ok=True)  # of a killed process, perhaps with secrets
+        orphan.unlink(missing_ok=True)  # left by a killed process, perhaps with secrets
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     mode = 0o600 if private else 0o666
     try:

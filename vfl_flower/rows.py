@@ -1,7 +1,7 @@
 """A party's columns, which need not fit in memory.
 
 The steps of an algorithm read :class:`Rows` in blocks of consecutive rows, by row
-number, or in sums over all rows. :class:`ArrayRows` holds the rows in a NumPy array or
+number, or as sums over all rows. :class:`ArrayRows` holds the rows in a NumPy array or
 a memory map; :class:`vfl_flower.data.rows.ArrowRows` reads them from the batches of a
 file. To add an engine, write a subclass of :class:`Rows`.
 """
@@ -38,7 +38,7 @@ class Rows:
     """n rows of d real, finite numbers, which can be read repeatedly.
 
     A subclass sets `shape`, (n, d), and implements :meth:`take`. The default
-    :meth:`blocks` and :meth:`map_reduce` call :meth:`take`, which is slow.
+    :meth:`blocks` and :meth:`map_reduce` call :meth:`take`, and are therefore slow.
     """
 
     shape: tuple[int, int]
@@ -88,11 +88,11 @@ class Rows:
     ) -> T:
         """Return add(.. add(add(zero, f(block 0)), f(block 1)) ..).
 
-        An engine overrides this method to compute `f` where the rows are. It may start
-        with `zero` on several machines and `add` their totals, in row order.
+        An engine overrides this method to compute `f` where the rows are stored. It may
+        start with `zero` on several machines and `add` their totals, in row order.
 
         f: called with a slice and a block, shape (b, d). The slice gives the block's
-            positions among all `rows`, to index arrays with one value for each row. `f`
+            positions among all `rows`, for indexing arrays with one value per row. `f`
             has no side effects, and an engine can send it together with the objects
             that it refers to.
         add: associative, with `zero` as neutral element. It changes neither argument.

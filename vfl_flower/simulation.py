@@ -66,7 +66,7 @@ class InProcessGrid(Grid):
     """
 
     in_process = True
-    """Whether replies arrive at once, so that no thread must wait for them."""
+    """Whether replies arrive at once, so that no thread needs to wait for them."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         if not parties:
@@ -166,7 +166,7 @@ def _check_order(tables: Sequence[Any]) -> None:
 
 
 def check_members(strategy: ProtocolStrategy, parties: Sequence[Party]) -> None:
-    """Raise ValueError unless given a strategy and a list of parties for its run."""
+    """Raise ValueError if the strategy or the list of its parties is invalid."""
     if not isinstance(strategy, ProtocolStrategy):
         hint = ": call the class with settings" if isinstance(strategy, type) else ""
         raise ValueError(

@@ -67,7 +67,7 @@ class Sent:
     def declared(self) -> Mapping[str, Field | None]:
         """The step's declaration of each value; None if the value is not declared."""
         contract = _step(self.action).contract
-        # A sum that travels from party to party is in requests too.
+        # A sum that travels from party to party also appears in requests.
         fields = contract.reply if self.up else {**contract.reply, **contract.request}
         heads = {n: re.split(r"([._]\d+)+$|\.", n)[0] for n in self.values}
         return {n: fields.get(n, fields.get(head)) for n, head in heads.items()}
@@ -106,7 +106,7 @@ class Recorder(InProcessGrid):
 
 
 class _Struck(InProcessGrid):
-    """A grid that injects faults, each into the first message of a step to a party."""
+    """A grid that injects faults, each into a step's first message to a party."""
 
     def __init__(
         self, parties: Sequence[Party], faults: Mapping[tuple[str, int], str]
@@ -254,7 +254,7 @@ def check_names(runs: Runs) -> None:
 
 
 def check_data(runs: Runs) -> None:
-    """Check that real numbers leave only as declared, and no data in the clear."""
+    """Check that real numbers leave only as declared, and data never in the clear."""
     parties = runs.first.parties
     numbers = [p.rows.take(np.arange(p.n_rows)).ravel() for p in parties]
     numbers += [np.ravel(p.y) for p in parties if p.y is not None]
@@ -284,8 +284,9 @@ def check_data(runs: Runs) -> None:
 def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
     """Yield the parties' masked and encrypted arrays, each with its place in the run.
 
-    The number is the index of a byte that a mask makes uniform even if the values are
-    small. In the ring, it is the last byte, the only byte that takes all values.
+    The number yielded is the index of a byte that a mask makes uniform even if the
+    values are small. In the ring, it is the last byte, the only byte that takes all
+    values.
     """
     frames: dict[int, dict[str, Any]] = {}
     for place, sent in enumerate(run.transcript):
@@ -322,7 +323,7 @@ def check_masks(runs: Runs) -> None:
 
 
 def check_plan(runs: Runs) -> None:
-    """Check that a dry run shows the costs of training, and the values that leave."""
+    """Check that a dry run shows training costs, and the values that leave a party."""
     result = runs.first.result
     if runs.strategy.task != "train":
         return
@@ -413,7 +414,7 @@ def check_faults(runs: Runs) -> None:
 
 
 def check_quality(runs: Runs) -> None:
-    """Check by its metrics that a model is better than the trivial model."""
+    """Check from its metrics that a model is better than the trivial model."""
     metrics = dict(runs.first.result.metrics)
     if metrics.keys() >= {"test_error", "test_base_error"}:
         metrics["gain"] = metrics["test_base_error"] - metrics["test_error"]
@@ -434,8 +435,8 @@ def check_strategy(
 ) -> None:
     """Run a strategy some twenty times in this process, and check these runs.
 
-    Passing these checks does not prove privacy. Arrays of real numbers must leave a
-    party in a sum, in encrypted form, or in a step that declares the kinds that it
+    Passing these checks does not prove privacy. Arrays of real numbers may leave a
+    party only in a sum, in encrypted form, or in a step that declares the kinds that it
     reveals. Beyond that, the checks only find float64 numbers of a party's data that
     appear unchanged in messages, and they skip steps that reveal rows or centroids.
 
@@ -448,7 +449,7 @@ def check_strategy(
         Three or more parties; if a run changes their stored data, a function that makes
         the parties for each run. Their consents are replaced by consents that name all
         kinds that the strategy declares. If `test_r2`, `explained` or `test_error` is
-        among the metrics, a model of their data must be better than no model.
+        among the metrics, a model of their data must be better than the trivial model.
 
     Raises
     ------

@@ -370,6 +370,6 @@ def test_wrong_options_of_the_command(write, name, options, words):
 
 
 def test_a_query_is_for_the_config_of_a_node_alone():
-    with pytest.raises(ValueError, match="only in a node config"):
+    with pytest.raises(ValueError, match="query in a node config"):
         party_source({}, {"data": "duckdb:SELECT 1"})
     assert party_source({"data": "duckdb:SELECT 1"}, {}).data == "duckdb:SELECT 1"

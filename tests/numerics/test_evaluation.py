@@ -109,7 +109,7 @@ NONE_RIGHT["test_false_negatives"] = 70
         ({"test_r2": -0.5}, ["mean of the labels"]),
         (
             {"test_error": 0.07, "test_base_error": 0.07, **NONE_RIGHT},
-            ["base rate", "but 70 of them are"],
+            ["base rate", "but 70 of them belong"],
         ),
         (NONE_RIGHT | {"test_false_positives": 3}, []),
     ],

@@ -643,7 +643,7 @@ def test_a_model_that_predicts_nothing_positive_says_so():
     assert [w.partition(":")[0] for w in result.warnings] == [
         "the model is no better than the base rate",
         "the model predicts the second (positive) class for none of the rows held out, "
-        "but 30 of them are of this class",
+        "but 30 of them belong to this class",
     ]
 
 

@@ -465,7 +465,7 @@ def asked(made, roles, **changes):
         ({"fraction": 24}, {}, "fraction must be 26"),
         ({"owners": [5, 9, 7]}, {}, "columns for this party"),
         ({"owners": [500, 4, 8]}, {}, "needs at least 2080 rows"),
-        ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "96 bytes too many"),
+        ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "96 surplus bytes"),
     ],
 )
 def test_a_turn_that_a_party_refuses(roles, values, reason):

@@ -1,4 +1,4 @@
-"""The party's side on Flower: the ready-made ClientApp, and its access to data."""
+"""The party's side in Flower: the ready-made ClientApp, and its access to data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
     if not has_encoding(run_config):
         return None
     if source.state_dir is None:
-        raise PartyError("state-dir (--state-dir) must be set: it has the local model")
+        raise PartyError("state-dir (--state-dir) is needed: it holds the local model")
     part = load_part(source.state_dir, str(run_config.get("model-id", "")))
     return part.settings["encoding"]
 

@@ -55,7 +55,7 @@ class RunSettings:
     changed."""
     seed: Annotated[int, Ge(-1)] = -1
     """Seed for experiments, 0 or more: runs with equal settings then give the same
-    model, up to rounding. With -1, each party draws in private."""
+    model, up to rounding. With -1, each party draws its random numbers in private."""
     n_parties: Count = 0
     """Number of parties to wait for; 0 means all connected parties, but at least
     two."""
@@ -74,8 +74,8 @@ _OF_THE_RUN = frozenset({"alignment", "model_id", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
 
 _NOT_IN_SECTIONS = _OF_THE_RUN | {"masking", "angle_masking"}
-"""Settings that are in no section: those of `_OF_THE_RUN`, and settings for runs in one
-process only, since elsewhere parties insist on masks."""
+"""Settings outside the sections: those in `_OF_THE_RUN`, and those for runs in one
+process only, since parties elsewhere insist on masks."""
 
 _NODE_KEYS = frozenset(setting.key for setting in settings_of(FileOptions))
 """Keys of the run config that a node config with ``data`` may also have."""
@@ -210,7 +210,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     chosen: dict[str, Any] = {setting.key: setting.default for setting in declared}
     chosen |= node_config if by_node else run_config
     if not by_node and str(chosen["data"]).startswith(QUERY):
-        raise ValueError("data can be a query only in a node config, not a run config")
+        raise ValueError("data may be a query in a node config, not in a run config")
     partition, encodes, aligns = _data_rules(run_config)
     rows = partition == "horizontal"
     standardize = _flag(chosen, "standardize")

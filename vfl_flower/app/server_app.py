@@ -1,4 +1,4 @@
-"""The server side on Flower: run config -> strategy -> start -> report or plan."""
+"""The server's side in Flower: run config -> strategy -> start -> report or plan."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
         return
     folder = run_folder(results_in, config["resume"], context.run_id)
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+        folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the run
     except OSError as error:
         raise ValueError(
             f"output-dir must be a writable folder, but {results_in} is not "
@@ -142,7 +142,7 @@ def checkpoint_of(
         yield checkpoint
         checkpoint.remove()
     except BaseException:
-        if checkpoint.held < 2:  # no more than ``hello``
+        if checkpoint.held < 2:  # it holds ``hello`` at most
             checkpoint.remove()
             if not any(folder.iterdir()):
                 folder.rmdir()

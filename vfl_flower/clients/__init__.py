@@ -1,1 +1,1 @@
-"""The party's side of each algorithm, in a module or a folder."""
+"""A party's side of each algorithm, as a module or a subpackage."""

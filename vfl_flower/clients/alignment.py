@@ -1,4 +1,4 @@
-"""Agree on the rows that all parties hold: a party's side.
+"""A party's side of agreeing on the rows that all parties hold.
 
 The ids of a party become points of Curve25519 (:mod:`vfl_flower.secure_aggregation.
 points`). The party shuffles its list, encrypts it under a key used only in this run,
@@ -112,9 +112,9 @@ def encrypt_ids(party: Party, sizes: list[int]) -> Points:
 def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
     """Encrypt the list received from the previous party, without changing its order.
 
-    The number of encryptions so far shows which party owns the list, and so the length
-    that the list must have. This party's own count also determines the recipient: the
-    next party or, once the list is encrypted under all keys, the server.
+    The number of lists that this party has already encrypted shows which party owns
+    this list, and so its required length. It also determines the recipient: the next
+    party or, once the list is encrypted under all keys, the server.
     """
     run = party.recall(Passes)
     if run.left < 1:
@@ -192,7 +192,7 @@ def keep_order(
     order = RowOrder.of(alignment, tag.hex(), salt, [ids[k] for k in rows.tolist()])
     consent = party.consent
     accepted = consent is None or consent.peers is None or consent.accept_alignments
-    if accepted:  # even the first reply in a run depends on the rows of its order
+    if accepted:  # even the first reply of a run with this order depends on its rows
         party.sum_over(rows)
     party.new_order = order, bool(accepted)
     return {"kept": True}
@@ -215,7 +215,7 @@ def _key(party: Party, purpose: str) -> bytes:
 
 
 def _digest(party: Party, ids: Sequence[bytes]) -> bytes:
-    """Return a digest of ordered ids, under a key for only this party and this run."""
+    """Return a digest of ordered ids, under a key specific to this party and run."""
     digest = hashlib.blake2b(key=_key(party, "ids"), digest_size=32)
     for id_ in ids:
         digest.update(b"%d:%b" % (len(id_), id_))

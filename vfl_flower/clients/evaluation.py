@@ -159,7 +159,7 @@ def check_columns(party: Party, width: int, trained: list[str]) -> None:
 
 
 def least_rows(party: Party) -> int:
-    """Return the minimum number of rows, in all and per class, for a reported number.
+    """Return the minimum number of rows, in total and per class, for a reported number.
 
     The minimum is 20; in one process, it is half of the labelled rows if that is less.
     """
@@ -179,7 +179,7 @@ def hides_each(party: Party, rows: Array) -> bool:
 
 
 def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
-    """Return which `rows` have labels here, and these labels; none if they are too few.
+    """Return which `rows` have labels here, and these labels, or none if too few.
 
     Raises PartyError if the party has already `evaluated` predictions, or if it holds
     no labels.

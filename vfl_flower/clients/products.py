@@ -5,10 +5,10 @@ dealer, which can read no message between the parties, generates the seeds of th
 A_0 + A_1 and the triple (:mod:`vfl_flower.secure_aggregation.products.triples`). Each
 party opens its own columns under the masks, E = F - A_0 - A_1, only to the two
 computing parties (:func:`hide`), and the second party sends its share of the Gram
-matrix to the first party. All these messages are encrypted when they pass the server.
-No party knows the *joint* columns: the two computing parties have shares of them. Each
-computing party opens its shares under its own mask (:func:`open_joint`), and both add
-up the openings.
+matrix to the first party. All these messages are encrypted when they pass through the
+server. No party knows the *joint* columns: the two computing parties have shares of
+them. Each computing party opens its shares under its own mask (:func:`open_joint`), and
+both add up the openings.
 
 An algorithm declares a step that computes the columns and calls :func:`hide`. The step
 :func:`multiply` follows, and the algorithm's last step calls :func:`opened`. The server
@@ -108,8 +108,8 @@ def check_roles(
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
-    A `fraction` of 0 bits means that there are no joint columns. `labels` indicates
-    whether the first party holds labels. `turn` is the required round, if the step
+    A `fraction` of 0 bits means that there are no joint columns. With `labels`, the
+    first party must be the label holder. `turn` is the required round, if the step
     allows only one round.
     """
     named = roles.first, roles.second, roles.dealer
@@ -211,8 +211,8 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
 def deal(party: Party, roles: Roles) -> Delivered:
     """Generate the correlated randomness in place of the server.
 
-    The party that deals must not collude with a computing party. The dealing party
-    neither computes nor holds labels.
+    The dealer must not collude with a computing party. It neither computes nor holds
+    labels.
     """
     check_roles(party, roles)
     if not roles.deals(party.index):
@@ -237,7 +237,7 @@ def dealt_to(
 def _parts_of(
     party: Party, roles: Roles, dealt: Array
 ) -> tuple[shares.Deal, shares.Dealt, shares.Dealt | None]:
-    """Return the use of the randomness, and the dealer's message for each own role."""
+    """Return the randomness's use, and the dealer's messages for the party's roles."""
     use, portion = roles.deal(party.session), shares.Portion(dealt)
     of_owner, computing = portion.take(shares.SEED_BYTES), None
     if party.index in (roles.first, roles.second):

@@ -71,7 +71,7 @@ def remove(party: Party, model: ModelId) -> RemovalReply:
 
 
 def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
-    """Yield, for each file of a model, a function to remove it; refuse others."""
+    """Yield, for each file of a model, a function to remove it; refuse other files."""
     folder = party.state_dir
     if folder is None:
         return

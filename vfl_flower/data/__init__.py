@@ -78,7 +78,7 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
 
 
 class StoredRows:
-    """A party's stored rows, so that the party's steps can read the ids."""
+    """A party's stored rows, from which its steps can read the ids."""
 
     def __init__(self, source: PartySource) -> None:
         self._source = source
@@ -121,7 +121,7 @@ def party_file(source: PartySource) -> files.PartyFile:
             f"data of {source.who} must be an existing folder or file, but nothing "
             "exists at this path"
         )
-    # A plain word is not a path, so the error is allowed to quote it.
+    # A plain word is not a path, so the error may quote it.
     word = re.fullmatch(r"\w*", source.data)
     raise PartyError(
         f"data of {source.who} must be one of {', '.join(sorted(BUNDLED))}, "

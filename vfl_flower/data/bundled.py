@@ -93,7 +93,7 @@ class _Regression:
 def from_synthetic(
     source: PartySource, seed: int, encoding: Encoding | None = None
 ) -> Party:
-    r"""Return the party's columns, or rows, of a Gaussian linear regression.
+    r"""Return the party's columns, or rows, of data drawn from a Gaussian linear model.
 
     Column j is :math:`x_j = \sqrt\rho f + \sqrt{1 - \rho} e_j`, so that any two columns
     have correlation :math:`\rho`, and :math:`y = \sum_j \theta_j x_j + \sigma e`, with

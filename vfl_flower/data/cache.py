@@ -35,7 +35,7 @@ _ELSEWHERE = (
     *("data", "index", "count", "name", "label_optional"),
     *("consent", "state_dir", "alignment"),
 )
-"""Fields of a source that affect an entry at most through path and row order."""
+"""Source fields that affect an entry only through its path or row order, if at all."""
 
 Encoding = dict[str, Any]
 """The encoding of columns as numbers, see :mod:`vfl_flower.data.encoding`."""

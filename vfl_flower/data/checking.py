@@ -23,7 +23,7 @@ HEAVY = 30.0
 """Kurtosis above which a column has heavy tails; a Gaussian has 3, an exponential 9."""
 
 APART = 1000.0
-"""Ratio of standard deviations from which columns differ in scale."""
+"""Minimum ratio of standard deviations at which columns count as differing in scale."""
 
 FEW_ROWS = 20
 """Minimum number of rows for findings about the distribution of values."""
@@ -33,7 +33,7 @@ LEAST_OF_LEVEL = 5
 treated as ids, not as levels to share."""
 
 CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
-"""Numbers that often mark a missing value, if they are an extreme of the column."""
+"""Numbers that often mark a missing value if they are extremes of the column."""
 
 _ID = re.compile(
     r"(^|[_\W])(id|key|uuid|no|nr|number|index)$|[a-z]I[dD]$", re.IGNORECASE
@@ -53,7 +53,7 @@ def check(source: PartySource) -> Checked:
         survey = Survey(file, checking=True)
         file.check_unchanged(stamp)
     except PartyError as error:
-        # An error of the reader is reported alone: nothing else is known of the file.
+        # A reader's error is reported alone: nothing else is known about the file.
         about = "header" if "header" in str(error) else "file"
         return Checked(0, 0, [fault(about, None, str(error))], source)
     findings = [*survey.faults, *_findings(survey, source)]
@@ -112,7 +112,7 @@ def _of_column(
         return
     if numbers.known < FEW_ROWS or column.kind == "truth":
         return
-    # Dates rise by nature, and only integers number rows.
+    # Dates naturally increase, and only integers number rows.
     steps = numbers.most - numbers.least
     numbered = numbers.rising and steps == numbers.known - 1
     if column.kind == "number" and numbers.whole:
@@ -125,7 +125,7 @@ def _of_column(
 
 
 def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
-    """Yield warnings about doubtful extremes, in features and labels."""
+    """Yield warnings about suspicious extremes, in features and labels."""
     name, numbers = column.name, column.numbers
     ends = [(numbers.least, numbers.at_least), (numbers.most, numbers.at_most)]
     for end, times in ends:
@@ -193,7 +193,7 @@ def _doubt_levels(
 
 
 def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
-    """Yield warnings about texts that are probably spellings of the same text."""
+    """Yield warnings about texts that are probably different spellings of one text."""
     name = column.name
     if count := len(column.spelled) - len(column.levels):
         text = f"{what} has {count} texts that are read as equal to another text: they "
@@ -258,6 +258,6 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
         text += f"{low!r} to {high!r}: "
         advice, option = "set standardize=true if parties hold columns", "standardize"
         if source.rows:
-            advice = "scale them alike at all parties, by the strategy's settings"
+            advice = "scale them alike at all parties, with the strategy's settings"
             option = ""
         yield warning("scales", high, text + advice, option)

@@ -203,7 +203,7 @@ def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
     ):
         return True
     if not all(re.fullmatch(r"\d+", cell) for cell in values):
-        return True  # a fraction, a negative number or a date is no name
+        return True  # a fraction, a negative number or a date is not a name
     numbers = [int(cell) for cell in values]
     under = [value for cell, column in pairs if cell in values for value in column]
     years = _are_years(values) and not _are_years(under)
@@ -345,7 +345,7 @@ class _Rows:
             reader = csv.reader(lines(file), delimiter=self.layout.delimiter)
             width = len(self.layout.names) - 1
             for _ in reader:
-                # In the last line of a text, only the part before its closing quote.
+                # Of a text's last line, only the part before its closing quote counts.
                 texts = (line.partition('"')[0] for line in held[1:])
                 if any(text.count(self.layout.delimiter) == width for text in texts):
                     return reader.line_num - len(held) + 1
@@ -360,7 +360,7 @@ def _lines(path: Path, layout: Layout) -> tuple[int, int]:
     lines = blank = 0
     with _bytes(path) as file:
         for line in file:
-            if line[0] not in ends or line.strip(ends):  # mostly by the first byte
+            if line[0] not in ends or line.strip(ends):  # byte 0 usually decides
                 lines += 1
             elif between in line:
                 lines, blank = lines + 1, blank + 1

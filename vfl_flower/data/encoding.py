@@ -186,8 +186,8 @@ def nearly_numbers(
     """Return a fault if a text column holds numbers rather than levels.
 
     This is the case if at least four rows in five contain numbers, and at least
-    `FEWEST_NUMBERS` of these numbers differ (at least `fewest`, if no number has a unit
-    or other text beside it).
+    `FEWEST_NUMBERS` of these numbers are distinct (at least `fewest`, if no number has
+    a unit or other text beside it).
     """
     if column.kind != "text":
         return []
@@ -210,7 +210,7 @@ def nearly_numbers(
 def fit_new(
     columns: Mapping[str, Column], encoding: Encoding, who: str
 ) -> list[Finding]:
-    """Return the faults of new rows that are encoded like the training rows."""
+    """Return the faults of new rows, which must be encoded like the training rows."""
     faults: list[Finding] = []
     for entry in encoding["columns"]:
         name = entry["name"]
@@ -231,7 +231,7 @@ def encode(
     encoding: Encoding,
     who: str,
 ) -> Array:
-    """Return the features, of shape (b, d), of a block of Arrow columns by name."""
+    """Encode a block of Arrow columns, given by name, as features of shape (b, d)."""
     features: list[Array] = []
     for entry in encoding["columns"]:
         levels, column = entry["levels"], columns[entry["name"]]

@@ -284,7 +284,7 @@ def _written(text: str) -> float:
     plain = plain.removeprefix("'")
     raised = any(unicodedata.decomposition(c)[:5] in _RAISED for c in text)
     if raised or not _WRITTEN.fullmatch(plain):  # 5\u00b2 is not 52
-        raise ValueError("a text is not a number")
+        raise ValueError("text is not a number")
     return float(re.sub("[dD]", "e", plain))
 
 

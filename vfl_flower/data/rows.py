@@ -26,9 +26,9 @@ from vfl_flower.typing import Array
 class ArrowRows(Rows):
     """The rows of Arrow record batches, which are read again for each pass.
 
-    Memory holds one batch, and the rows taken last if they occupy at most 16 MiB, so a
-    small coreset is read once. Rows in order need one pass over the pieces that contain
-    them; scattered rows need one pass for each 16 MiB.
+    Memory holds one batch, and the most recently taken rows if they occupy at most 16
+    MiB, so a small coreset is read once. Rows in order need one pass over the pieces
+    that contain them; scattered rows need one pass for each 16 MiB.
 
     pieces: functions that return an iterator over the record batches of consecutive
         rows, the same at each call. A piece without a wanted row is skipped.
@@ -72,7 +72,7 @@ class ArrowRows(Rows):
         """Return some rows; see :meth:`Rows.take`."""
         if self._last is not None and np.array_equal(self._last[0], rows):
             return self._last[1]
-        self._last = None  # so that both are never in memory
+        self._last = None  # so that the two are never in memory together
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
         if len(rows) and not 0 <= wanted[0] <= wanted[-1] < len(self):

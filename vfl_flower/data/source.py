@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 QUERY = "duckdb:"
-"""Prefix of a query that replaces a file path."""
+"""Prefix of a query that is given instead of a file path."""
 
 BUNDLED = {
     "breast_cancer": "load_breast_cancer",
@@ -25,7 +25,7 @@ Impute = Literal["mean", "median", "none"]
 """Replacement for missing values; none: they are an error."""
 
 MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
-"""Texts that mark a missing value, like an empty text; also in upper or lower case."""
+"""Texts that, like an empty text, mark a missing value; also in upper or lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,9 @@ class PartySource:
     rows of this order, in this order."""
     rows: bool = False
     """Whether parties hold different rows of the same columns. A bundled or generated
-    data set is then split by rows: party j has every ``count``-th row, from row j. A
-    missing value in a file stays NaN until the run fills it with the mean over all
-    parties."""
+    data set is then split by rows: party j has every ``count``-th row, starting with
+    row j. A missing value in a file stays NaN until the run fills it with the mean over
+    all parties."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown value of `impute`."""

@@ -1,4 +1,4 @@
-"""Statistics of a column of any length, from one pass and in bounded memory."""
+"""Statistics of a column of any length, from one pass and with bounded memory."""
 
 from __future__ import annotations
 

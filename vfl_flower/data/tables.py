@@ -34,7 +34,7 @@ BATCH_VALUES = 2**20
 """Maximum number of values in a batch: with many columns, a batch has fewer rows."""
 
 MOST_COLUMNS = 2**20
-"""Maximum number of columns in a file that need not name them."""
+"""Maximum number of columns in an NPZ file, which need not name them."""
 
 
 @shapes_only
@@ -164,7 +164,7 @@ def arrow_table(path: Path) -> Table:
 
 
 def _mapped_rows(n: int, columns: int, maps: Sequence[mmap.mmap]) -> Iterator[slice]:
-    """Yield the rows to read at a time; release the memory of earlier rows."""
+    """Yield slices of the rows to read at once; release the memory of earlier rows."""
     step = batch_rows(columns)
     for start in range(0, n, step):
         yield slice(start, start + step)

@@ -1,4 +1,4 @@
-"""Trained models: arrays with a ``predict``, saved and loaded without pickle."""
+"""Trained models: arrays with a ``predict`` method, saved and loaded without pickle."""
 
 from vfl_flower.models.base import Model
 

@@ -80,7 +80,7 @@ class AlignmentModel(Model):
         """Return parties whose ids overlap far less than the ids of two other parties.
 
         The overlap of two parties is the share of the smaller party's ids that the
-        other party also holds. Each item contains the place of a party, its largest
+        other party also holds. Each item contains the position of a party, its largest
         overlap, and the largest overlap of two other parties.
         """
         T = self.held_.shape[1]
@@ -97,7 +97,7 @@ class AlignmentModel(Model):
         return outliers
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the number of ids whose holders are exactly each set of parties."""
+        """Return the number of ids held by exactly the parties of each set."""
         counted = {}
         for held, count in zip(self.held_, self.counts_, strict=True):
             holders = [name for name, has in zip(names, held, strict=True) if has]

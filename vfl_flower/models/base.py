@@ -1,4 +1,4 @@
-"""Trained models: arrays with a ``predict``, saved and loaded without pickle."""
+"""Trained models: arrays with a ``predict`` method, saved and loaded without pickle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vfl_flower.typing import Array, Arrays
 FORMAT = 1
 
 Stored = Mapping[str, tuple[str, Callable[[Array], Any]]]
-"""For each array, by name: the attribute that it stores, and its reader."""
+"""For each array, by name: the attribute that it stores, and a function to read it."""
 
 
 class Model:

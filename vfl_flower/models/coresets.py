@@ -31,7 +31,7 @@ class _InBlocks(Model):
 
 @dataclass
 class LinearModel(_InBlocks):
-    """A linear model of columns that are split over parties.
+    """A linear model of columns that are split across parties.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class LinearModel(_InBlocks):
 @shapes_only
 @dataclass
 class KMeansModel(_InBlocks):
-    """Cluster centres whose columns are split over parties.
+    """Cluster centres whose columns are split across parties.
 
     Attributes
     ----------

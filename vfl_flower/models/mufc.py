@@ -27,15 +27,15 @@ class MUFCModel(Model):
     cluster_centers_ : Array, shape (K, d)
         C_s, in the unit of the columns.
     inertia_ : float
-        Sum of the squared distances of the rows to the centres of their local
-        centroids' clusters, in squared sides of the box; NaN if the parties were not
-        asked for it.
+        Sum of the squared distances of the rows to the centres assigned to their local
+        centroids, where each side of the box has length 1; NaN if not requested from
+        the parties.
     sizes_ : Array of int, shape (K,)
-        Number of rows in each cluster; empty if the parties were not asked for it.
+        Number of rows in each cluster; empty if not requested from the parties.
     kept : bool
         Whether the parties and the server have stored the data needed to forget rows.
     lower, upper : Array, shape (d,) or ()
-        The box by which the columns are scaled.
+        Bounds of the box by which the columns are scaled.
     labels_ : list of Array, optional
         Clusters of the rows that were not forgotten, one array per party, if all
         parties are in one process.

@@ -16,7 +16,7 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     (k, T), bool; the number of values assigned to each set, (k,); the m values that all
     lists contain, sorted, (m, b); and the positions of these m values in each list,
     (m,). Raises ValueError if a list contains a value twice; the second argument of the
-    error is the number of the list.
+    error is the index of this list.
 
     >>> a, b = np.array([[1], [2], [3]], np.uint8), np.array([[3], [5]], np.uint8)
     >>> held, counts, common, positions = overlaps([a, b])

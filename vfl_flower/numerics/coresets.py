@@ -1,8 +1,8 @@
 """Coresets for vertical regression and k-means: scores, draws, weights, diagnostics.
 
-The symbols are those of [1]. Party j holds X^(j), which has n rows, and gives row i the
-score g_i^(j). G^(j) = sum_i g_i^(j), and G = sum_j G^(j). S is the drawn multiset of m
-rows, and w are its weights.
+The symbols are those of [1]. Party j holds X^(j), which has n rows, and assigns row i
+the score g_i^(j). G^(j) = sum_i g_i^(j), and G = sum_j G^(j). S is the drawn multiset
+of m rows, and w are its weights.
 
 [1] L. Huang, Z. Li, J. Sun and H. Zhao, "Coresets for vertical federated learning:
 regularized linear regression and k-means clustering", NeurIPS 2022.
@@ -35,7 +35,7 @@ def vrlr_sensitivities(scores: Array, n: int) -> Array:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ClusterSummary:
-    """The results of a local clustering that Algorithm 3 uses; no cluster is empty."""
+    """The results of a local clustering, used by Algorithm 3; no cluster is empty."""
 
     centers: Array
     """C^(j), of shape (k, d)."""
@@ -118,7 +118,7 @@ def coreset_weights(total: float, scores: Array) -> Array:
 
 
 def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw m rows, (m,), without replacement, and weights n / m: the baseline of [1].
+    """Draw m rows, (m,), without replacement, with weights n / m: the baseline of [1].
 
     Raises ValueError if m, the `size`, is not from 1 to n.
     """
@@ -177,8 +177,8 @@ def tau(
     Returns the minimum over the parties t of the maximum ratio in the sampled pairs.
     The minimum is at least 1, and infinite if each party has a pair of rows that differ
     only in other parties' columns. It is a lower bound on the true tau: for a given
-    party, with probability 0.95, at most a fraction 3 / pairs of all pairs exceeds its
-    maximum ratio.
+    party, with probability 0.95, at most a fraction 3 / pairs of all pairs has a ratio
+    above the party's maximum.
     """
     m = len(blocks[0])
     i = rng.integers(m, size=pairs)

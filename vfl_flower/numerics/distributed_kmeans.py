@@ -34,7 +34,7 @@ from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.typing import Array
 
 ROUNDING = 1e-7
-"""Maximum distance between points treated as equal, relative to the longest point."""
+"""Maximum distance between points treated as equal, relative to the largest norm."""
 
 
 def split_budget(costs: Array, budget: int) -> Array:
@@ -145,10 +145,10 @@ def combine(
 def first_of_equals(centers: Array) -> Array:
     """Replace each of the centres, (k, d), with the first centre equal to it.
 
-    Centres are treated as equal if their distance is at most 1e-7 times the length of
-    the longest centre, since rounding in K changes the lengths of its eigenvectors by
-    up to this factor. Without this step, rounding would decide which of several equal
-    rows belongs to which cluster.
+    Centres are treated as equal if their distance is at most 1e-7 times the largest
+    norm of a centre, since rounding in the kernel matrix K changes the lengths of its
+    eigenvectors by up to this factor. Without this step, rounding would decide which of
+    several equal rows belongs to which cluster.
     """
     longest = np.linalg.norm(centers, axis=1).max()
     distances = np.linalg.norm(centers[:, None] - centers, axis=2)

@@ -31,7 +31,7 @@ LEAST_PROBABILITY = 2.0**-52
 
 
 def mean_and_error(losses: Array) -> tuple[float, float]:
-    """Return the mean of the losses, (n,), of random rows, and its standard error.
+    """Return the mean of `losses`, (n,), of random rows, and its standard error.
 
     The losses are scaled first, so that large losses and their squares do not overflow.
     """
@@ -62,7 +62,7 @@ def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
 
 
 def _midranks(values: Array) -> Array:
-    """Return the ranks of numbers, from 1 on; equal numbers share their mean rank."""
+    """Return ranks of numbers, starting at 1; equal numbers share their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray(np.cumsum(counts)[place] - (counts[place] - 1) / 2)
 
@@ -115,7 +115,7 @@ def log_loss(probability: Array) -> dict[str, float]:
 def two_classes(
     positive: Array, predicted: Array, scores: Array, probability: Array | None = None
 ) -> dict[str, float]:
-    """Return the metrics of the predictions of a model with two classes.
+    """Return the metrics of a two-class model's predictions.
 
     All arrays have the shape (n,). `positive` marks the rows of the second class, and
     `predicted` the rows for which the model predicts this class. The model ranks the
@@ -134,7 +134,7 @@ def two_classes(
 
 
 def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
-    """Sort rows by a number, (n,), and cut them into bins of nearly equal sizes.
+    """Sort rows by a number, (n,), and cut them into bins of nearly equal size.
 
     Returns the positions of the rows in each bin: at most `MOST_BINS` bins, each with
     at least `least` rows. Rows whose numbers are equal up to rounding always share a
@@ -232,15 +232,15 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
     if error is not None and base is not None and error >= base:
         sentences.append(
             f"the model is no better than the base rate: its error on the rows held "
-            f"out is {error:.3g}, and always predicting the most frequent class has "
-            f"an error of {base:.3g}"
+            f"out is {error:.3g}, compared with {base:.3g} for always predicting the "
+            "most frequent class"
         )
     if (true_positives := metrics.get("test_true_positives")) is not None:
         positives = true_positives + metrics["test_false_negatives"]
         if not true_positives + metrics["test_false_positives"]:
             sentences.append(
                 "the model predicts the second (positive) class for none of the rows "
-                f"held out, but {positives} of them are of this class"
+                f"held out, but {positives} of them belong to this class"
             )
     if metrics.get("test_r2", 1.0) <= 0:
         sentences.append(

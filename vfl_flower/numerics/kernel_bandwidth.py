@@ -1,4 +1,4 @@
-"""The bandwidth that fits the labels best, among multiples of one set of angles.
+"""The bandwidth that fits the labels best, found by multiplying one set of angles.
 
 Random features of the kernel at bandwidth s are cosines of angles omega^T x + b, where
 omega is drawn from the law of the kernel and divided by s. So k times an angle, modulo
@@ -17,7 +17,7 @@ WIDEST = 4
 """The bandwidth of the angles, relative to the bandwidth from the median distance."""
 
 MULTIPLES = (1, 2, 3, 4, 6, 8, 12)
-"""Permitted multiples of an angle, for bandwidths of 4 to 1/3 times the median's."""
+"""Permitted multiples of an angle, for 4 to 1/3 times the bandwidth from the median."""
 
 TRIED_ROWS, TRIED_FEATURES = 3000, 384
 """Maximum numbers of rows and features for the choice."""
@@ -30,7 +30,7 @@ def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
     some of the rows and features. `angles`, (n, M), are summed over the parties and
     belong to `WIDEST` times the bandwidth from the median distance. `Y`, (n, C),
     contains labels in the form that `fit` accepts, with classes as numbers. The result
-    is `WIDEST` if all labels drawn in a column are equal.
+    is `WIDEST` if, in any column, the labels of all rows used are equal.
     """
     rows = rng.permutation(len(Y))[:TRIED_ROWS]
     sample, Y = angles[rows, :TRIED_FEATURES], Y[rows]

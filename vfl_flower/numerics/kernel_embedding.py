@@ -19,7 +19,7 @@ Kernel = Literal["gaussian", "laplacian"]
 """exp(-gamma |x - x'|_2^2) or exp(-gamma |x - x'|_1)."""
 
 BLOCK_BYTES = 2**25
-"""Size of a block of features: large, because each block draws the weights again."""
+"""Size of a block of features: large, because weights are drawn anew per block."""
 
 
 class FeatureSetup(TypedDict):
@@ -41,7 +41,7 @@ class EmbeddingPart(FeatureSetup):
 
     D: int
     D_1: int
-    """Number of features in an iteration, and in the first iteration."""
+    """Number of features in each later iteration, and in the first iteration."""
     P: NotRequired[Array]
     """Map from the features of all iterations to the embedding, (D_1 + .. + D_T, s);
     absent if the paper's communication mechanism is not used."""

@@ -49,7 +49,7 @@ def first_features(D: int, s: int) -> int:
 
 
 def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
-    """Return start and stop of the range of features of iteration t, counted from 1.
+    """Return the start and stop of the feature range in iteration t, counted from 1.
 
     The range has D features (D_1 at t = 1) and starts at a multiple of `CHUNK`.
     Orthogonal frequencies are drawn together within a chunk, and different chunks are
@@ -85,9 +85,9 @@ def stack(A: Array, B: Array, eta: float) -> Array:
 def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Array]:
     """Return the eigenpairs above a threshold of G = W_t^T W_t, (m, m) (line 10).
 
-    The threshold is eta_t lambda. At least `at_least` pairs are returned, except pairs
-    that are only rounding errors. The values, (j,), are descending; the vectors have
-    the shape (m, j).
+    The threshold is eta_t lambda. At least `at_least` pairs are returned, or fewer if
+    the other pairs are only rounding errors. The values, (j,), are descending; the
+    vectors have the shape (m, j).
     """
     values, vectors = np.linalg.eigh(G)
     values, vectors = values[::-1], vectors[:, ::-1]
@@ -99,7 +99,7 @@ def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Ar
 def above_rounding(values: Array, size: int) -> int:
     """Return how many of the descending eigenvalues, (j,), exceed the rounding error.
 
-    The matrix is positive semidefinite with `size` rows.
+    They are the eigenvalues of a positive semidefinite matrix with `size` rows.
     """
     noise = size * np.finfo(np.float64).eps * max([*values[:1], 0.0])
     return int(np.count_nonzero(values > noise))
@@ -215,12 +215,13 @@ def moments(X: Array | Rows, shift: Array | float = 0.0) -> tuple[int, Array, Ar
 def variances(
     N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
 ) -> Array:
-    """Return the columns' variances; 0 for a column with only rounding errors.
+    """Return the columns' variances; 0 for columns that vary only by rounding errors.
 
-    N and the sums are those of `moments` over all parties. `sum_squares` and the result
-    have the shape (d,), or (1,) for the sum over all columns. A variance is set to 0 if
-    it is at most 1e-12 times the mean square, which leaves no correct digit in float64,
-    or if the standard deviation is not above the rounding error of `shift`.
+    N and the sums are the results of `moments`, added up over all parties.
+    `sum_squares` and the result have the shape (d,), or (1,) for the sum over all
+    columns. A variance is set to 0 if it is at most 1e-12 times the mean square, which
+    leaves no correct digit in float64, or if the standard deviation is not above the
+    rounding error of `shift`.
     """
     square, mean = sum_squares / N, np.square(sum_x / N)
     rounding = np.square(np.finfo(np.float64).eps * shift * np.ones(len(mean)))

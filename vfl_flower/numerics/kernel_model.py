@@ -61,7 +61,7 @@ class KernelPart(TypedDict):
 
 def own_features(part: KernelPart) -> RandomFeatures:
     """Return the random features that only the party itself can compute."""
-    # No features are orthogonal: orthogonal blocks would reveal whose column is whose.
+    # Not orthogonal: orthogonal blocks would reveal which party holds which column.
     seed = int(part["seed"], 16)
     return RandomFeatures(part["kernel"], part["n_columns"], part["bandwidth"], seed)
 
@@ -72,7 +72,7 @@ def partial_angles(
     """Return a party's terms of the rows' angles (Algorithm 3, line 3), (m, stop).
 
     The arguments are those of `RandomFeatures.angles`. With shared features, the angles
-    are real numbers of turns, including whole turns, and `bits` is 64.
+    are float64 in turns, including whole turns, and `bits` is 64.
     """
     private = own_features(part)
     if "shared_seed" not in part:

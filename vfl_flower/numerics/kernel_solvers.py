@@ -119,7 +119,7 @@ class Fit:
     regularization: float
     """lambda, given or chosen."""
     cv_score: float | None = None
-    """The figure on rows left out by which `regularization` was chosen: the share of
+    """The figure on left-out rows by which `regularization` was chosen: the share of
     misclassified rows, or the mean squared error divided by the labels' variance."""
     converged: bool = True
     path: tuple[tuple[float, float], ...] = ()
@@ -127,7 +127,7 @@ class Fit:
     left_out: Array | None = None
     """f of each row from a fit without that row, (n, C): by folds or by `leave_out`."""
     turn: Array | None = None
-    """With `earlier`: the factor with which `earlier` is added to f, of shape (C,)."""
+    """With `earlier`: the factor that multiplies `earlier` in f, of shape (C,)."""
 
 
 def fit(
@@ -151,8 +151,7 @@ def fit(
     `angles`, (n, M), are summed over the parties. `Y`, (n, C), is one column of -1 and
     +1; or one column per class (one-vs-rest), with one +1 in each row; or, for the
     square loss, any real columns. Each column must have two different values. `classes`
-    indicates whether `Y` holds classes; by default, this holds if all values are -1
-    or +1.
+    is true if `Y` holds classes; by default, it is true if all values are -1 or +1.
 
     Without a `regularization`, :math:`\lambda` is chosen: for the square loss from
     `GRID` by exact leave-one-out, and for the other losses from `PATH` by
@@ -161,7 +160,7 @@ def fit(
     labels, it has the smallest squared error. Leave-one-out keeps the factor n of the
     penalty :math:`n \lambda |w|^2 / 2` of the summed loss, as scikit-learn's
     ``RidgeCV`` does. The search along `PATH` ends after two strengths in a row that
-    improve neither the errors nor the loss of the rows left out, or after one such
+    improve neither the errors nor the loss on the rows left out, or after one such
     strength whose fits also fail to reach the optimum in `CV_ITER` steps.
 
     `weights`, (n,), above 0, determine how much each row counts, both in the mean loss
@@ -512,6 +511,6 @@ def _minimise(
         best = origin + result.x.reshape(X.shape) / np.sqrt(B / unit)
         if (best != X).any():  # a line search failed, and X is the last point it tried
             X, now = best, evaluate(best)
-        if not result.nit:  # every possible descent is below rounding
+        if not result.nit:  # every possible descent is below the rounding error
             break
     return X, now[2], close()

@@ -28,7 +28,7 @@ from vfl_flower.typing import Array
 EPS = float(np.finfo(np.float64).eps)
 
 TOL = 1e-8
-"""Maximum residual of a converged Ritz value, over the largest absolute Ritz value."""
+"""Maximum residual of a converged Ritz value, relative to the largest |Ritz value|."""
 
 
 @shapes_only
@@ -97,7 +97,7 @@ def lanczos(
         T[q, q] = c @ g
         if q:
             T[q, q - 1] = T[q - 1, q] = beta
-        g -= Q @ (Q.T @ g)  # eq. 3 of [1]; `_extended` does so twice
+        g -= Q @ (Q.T @ g)  # eq. 3 of [1]; `_extended` repeats this twice
         if q + 1 == n:
             break
         sigma, P = np.linalg.eigh(T[begin:, begin:])

@@ -99,8 +99,8 @@ def whiten(gram: Array, l2: Array) -> Array:
     """Return F with ``F^T (A^T A + diag(l2)) F = I``: a party's preconditioner.
 
     F has the shape (d, r); `gram` is A^T A, (d, d); and `l2` holds the penalties, (d,).
-    Directions are omitted if their eigenvalue of the scaled Gram matrix is below 1e-12
-    times the largest eigenvalue.
+    Directions are omitted if their eigenvalues, of the scaled Gram matrix, are below
+    1e-12 times the largest one.
     """
     matrix = gram + np.diag(l2)
     scale = np.sqrt(np.diag(matrix))

@@ -105,12 +105,12 @@ def bounded_columns(
     reveals the values of all other columns in that row. The leverage score of that row
     is then 1; the scores are small if many rows share each direction.
 
-    `columns` yields the d columns, (m,) each; A, (m, d), holds the same columns after
-    subtracting their means and multiplying each row by the root of its weight. At least
-    `least_rows` rows must differ from the most frequent value of a column. While the
-    leverage score of a row is above `most_leverage`, the column with the largest share
-    in the combination that points to this row is dropped. The last `fixed` columns are
-    never dropped.
+    `columns` yields the d columns, (m,) each; A, (m, d), holds the same columns, with
+    their means subtracted and each row multiplied by the square root of its weight. At
+    least `least_rows` rows must differ from the most frequent value of a column. While
+    the leverage score of a row is above `most_leverage`, the column with the largest
+    share in the combination that points to this row is dropped. The last `fixed`
+    columns are never dropped.
     """
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)

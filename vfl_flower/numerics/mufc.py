@@ -43,7 +43,7 @@ def initialise(
     prefix: Array | None = None,
     added: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Draw centroids among the rows by k-means++, and return them in the order drawn.
+    """Draw centroids from the rows by k-means++, and return them in the order drawn.
 
     Line 2 of Algorithm 1: the first centroid is a uniformly drawn row, and each further
     centroid is row x with probability d^2(x, C) / phi_c(X; C). With a prefix, lines
@@ -56,12 +56,12 @@ def initialise(
     `blocks` are the rows, (n, d), of which there may be none: the remaining rows X' for
     unlearning, or the rows of X and A for adding. `k` is K', the maximum number of
     centroids of a party. `prefix`, (i,), holds the row numbers of the centroids to
-    keep. `added`, bool, (n,), marks the rows in A; the prefix was drawn among the other
+    keep. `added`, bool, (n,), marks the rows in A; the prefix was drawn from the other
     rows.
 
     Returns the row numbers of the centroids in the order drawn, (k',), no two of which
-    are equal rows; and the number of each row's nearest centroid, (n,), where ties go
-    to the first centroid. Raises ValueError if `prefix` names two equal rows.
+    refer to equal rows; and the number of each row's nearest centroid, (n,), where ties
+    go to the first centroid. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
     Given the earlier centroids, the next centroid is either a D^2 draw from X that fell
@@ -146,7 +146,7 @@ def seed_centroids(
     prefix: Array | None = None,
     added: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Draw a party's centroids among the participating rows, like `initialise`.
+    """Draw a party's centroids from the participating rows, like `initialise`.
 
     X holds all rows of the party, (n, d), in the unit of the data; `stay`, bool, (n,),
     marks the participating rows. `prefix` and `added` are as in `initialise`, but refer
@@ -232,8 +232,8 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     """Run Lloyd's iteration from the drawn centroids (Appendix M.3).
 
     `blocks` are the rows, (n, d), and `rows`, (k',), the drawn centroids from
-    `initialise`. Returns the means, (k'', d), without those that are nearest to no row;
-    and the number of each row's nearest mean, (n,).
+    `initialise`. Returns the means, (k'', d), omitting any mean that is nearest to no
+    row; and the number of each row's nearest mean, (n,).
 
     The result is a function of the drawn rows and the data. So unlearning stays exact
     if this function runs again after each removal, always starting from the drawn rows
@@ -317,7 +317,7 @@ class Box:
         _check_inside(rows, self.lower, self.upper, "the agreed box")
 
     def scale(self, points: Array) -> Array:
-        """Map points, (m, d), from the box into the cube, even with rounding."""
+        """Map points, (m, d), from the box into the cube, despite rounding errors."""
         if self._is_cube:
             return points
         return np.asarray((points - self.lower) / self._width - 0.5)
@@ -392,7 +392,8 @@ class Quantizer:
     def count(self, points: Array, sizes: Array) -> tuple[Array, Array]:
         """Return the nonempty bins in order, (m', d), and their counts q_j, (m',).
 
-        `points`, (m, d), are in the cube; `sizes`, (m,), holds their numbers of rows.
+        `points`, (m, d), are in the cube; `sizes`, (m,), holds the number of rows of
+        each.
         """
         bins, places = np.unique(self.bins(points), axis=0, return_inverse=True)
         counts = np.bincount(places.ravel(), sizes, len(bins))

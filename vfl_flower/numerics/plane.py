@@ -13,7 +13,7 @@ RELATIVE = 1e-12
 def principal_plane(points: Array, weights: Array) -> tuple[Array, Array]:
     """Project points, (k, d), onto the two directions in which they differ most.
 
-    The weights, (k,), are the number of times each point counts; if the weights are
+    The weights, (k,), state how many times each point counts; if the weights are
     empty or all 0, each point counts once. Returns the points relative to their
     weighted mean, (k, 2), along the two largest principal directions, and each
     direction's share of the weighted sum of squares, (2,). The sign of a direction is

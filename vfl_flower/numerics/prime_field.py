@@ -18,7 +18,7 @@ import numpy as np
 from vfl_flower.typing import Array
 
 MERSENNE_61 = 2**61 - 1
-"""A prime whose products need no division, since 2^61 = 1 modulo this prime."""
+"""A prime modulo which products need no division, since 2^61 = 1."""
 
 _LIMB = 21
 """Bits of one limb of an element: three limbs hold 61 bits."""
@@ -157,7 +157,7 @@ class PrimeField:
         return sums.reshape(count, *values.shape[1:])
 
     def points_of(self, sums: Array) -> Array | None:
-        """Find the points of power sums whose values are unknown.
+        """Find the points of power sums without knowing the values.
 
         For at most N points, the minimal polynomial of the sequence S_i, i = 0 ..
         2 N - 1, is g(x) = prod_j (x - x_j); the Berlekamp-Massey algorithm finds this

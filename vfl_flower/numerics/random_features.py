@@ -291,7 +291,7 @@ def _normal(uniform: Array) -> Array:
 
 
 def _orthogonal(G: Array) -> Array:
-    """Return blocks of orthogonal rows, each with the length of its original row.
+    """Return blocks of orthogonal rows, where each row keeps its original length.
 
     The length of a row g of G, (blocks, p, d), is independent of its direction, and the
     Gram-Schmidt process uses only directions. So |g| q is N(0, I), like g. QR gives the

@@ -55,12 +55,12 @@ def row_clip(X: Array, intercept: bool, least_rows: int, most_leverage: float) -
         near = near[stays]
     m = near.mean(axis=0) * intercept
     largest = np.sort(np.linalg.norm((Z - m) @ F, axis=1))[-least_rows]
-    # Rows at the same distance as that row must not be moved, despite rounding.
+    # Despite rounding, rows at exactly this distance must not be moved.
     return np.vstack([s, m, T, F.T / ((1 + 1e-9) * largest or np.inf)])
 
 
 def _sums(X: Array, used: Array, least_rows: int) -> tuple[Array, Array]:
-    """Return s and T, which add up rare columns until `least_rows` rows differ.
+    """Return s and T; T adds up rare columns until `least_rows` rows differ.
 
     Each sum has at least `least_rows` rows in which one of its columns deviates.
 

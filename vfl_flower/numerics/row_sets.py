@@ -68,7 +68,7 @@ def most_leverage(
     span of v and w. The result is 1 if v and w are equal up to scale and rounding. `v`
     and `w`, (m,), are the weights of the two sets for the rows of the second set.
     `v_squares` and `w_squares` are |v|^2 and |w|^2 over all rows, and `rest` is the
-    largest weight in v of the other rows.
+    largest weight of the other rows in v.
     """
     product = float(v @ w)
     determinant = v_squares * w_squares - product**2

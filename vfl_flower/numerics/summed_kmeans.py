@@ -9,10 +9,10 @@ party sends for cluster l
     sum_i a_i h_i + z   and   sum_i a_i.
 
 For each row of the cluster, a_i is 0 or 1, decided by a fair coin that the party tosses
-again in each pass and that only the party knows. z is normal noise, whose sum over all
-parties has the second moments of one row. Two such sums differ by about half of the
-rows of both clusters. The coins increase the cost of a cluster of n rows by a factor of
-1 + 1 / n.
+again in each pass, and whose outcome only the party knows. z is normal noise, whose sum
+over all parties has the second moments of one row. Two such sums differ by about half
+of the rows of both clusters. The coins increase the cost of a cluster of n rows by a
+factor of 1 + 1 / n.
 
 Differences from [1]: 1. The seeds are drawn from a normal distribution with the mean
 and covariance of the rows, so no row is a seed. 2. The coins and z are added. 3. If a
@@ -94,9 +94,9 @@ class Request:
     last: Array | None = None
     """The centres of the previous pass, of shape (a, k, s); None in the first pass."""
     sizes: Array | None = None
-    """With `last`: number of all parties' rows per cluster in that pass, (a, k)."""
+    """With `last`: rows per cluster in the previous pass, over all parties, (a, k)."""
     used: Array | None = None
-    """Number of centres used by each start, (a,); the others are 0. None means k."""
+    """Number of centres used by each start, (a,); unused ones are 0. None means k."""
 
 
 @shapes_only
@@ -260,7 +260,7 @@ def _joined(requests: dict[int, Request], most: int) -> Request:
 
     def padded(name: str) -> Any:
         arrays = [getattr(request, name) for request in requests.values()]
-        if arrays[0] is None:  # in the first pass, which is the first of all k
+        if arrays[0] is None:  # in the first pass, which all k share
             return None
         rest = [(0, 0)] * (arrays[0].ndim - 2)
         widths = [[(0, 0), (0, most - array.shape[1]), *rest] for array in arrays]

@@ -77,7 +77,7 @@ def _hello(
     if terms is not None and party.consent is not None:
         lacks = party.consent.lacks(terms)
     if lacks:
-        log.error("the consent of this party must also have: %s", "; ".join(lacks))
+        log.error("this party's consent must also have: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
         raise PartyError("if columns are split, parties must fill their missing values")
     reply: Hello = {

@@ -1,9 +1,9 @@
 """Columns that a party declares if parties hold different rows, and their order.
 
 In ``hello``, the party sends the digest of each column's name, the column's kind, and a
-digest of the levels of text columns. It sends the names only if its consent allows
-that. If the column order differs between parties, the server sends all parties the
-first party's order.
+digest of the levels of text columns. It sends the names only if its consent allows it.
+If the column order differs between parties, the server sends all parties the first
+party's order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vfl_flower.protocol.settings import Natural
 from vfl_flower.rows import Rows
 
 ColumnKind = Literal["number", "date", "text"]
-"""Kind of a column; columns of yes and no are columns of numbers."""
+"""Kind of a column; yes/no columns count as numbers."""
 
 
 class Declared(TypedDict):
@@ -78,8 +78,8 @@ def _kind(entry: Mapping[str, Any]) -> ColumnKind:
 def arrange(party: Party, order: Sequence[str]) -> None:
     """Arrange a party's columns, in place, in the order of the run.
 
-    Columns without names are unchanged. Raises PartyError unless `order` has exactly
-    the digests of the party's column names.
+    Columns without names are unchanged. Raises PartyError unless `order` contains
+    exactly the digests of the party's column names.
     """
     columns = _entries(party)
     entries = {column_digest(entry["name"]): entry for entry in columns}

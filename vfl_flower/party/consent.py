@@ -94,7 +94,7 @@ class Consent(_Rules):
         parties.
     computes : list of str or None
         Names of the parties that may compute such products together with the label
-        holder. None means the first party besides label holder and dealer.
+        holder. None means the first party other than the label holder and the dealer.
     changed_parties : list of str or None
         Names of parties that may join or leave between sums over the same rows: the
         difference between two such sums reveals the contribution of the named party.
@@ -106,7 +106,8 @@ class Consent(_Rules):
     allow_seed : bool
         Whether to take part in runs whose seed the server knows.
     trust_on_first_use : bool
-        Whether to pin, on its first run, the key of a peer that `peers` does not list.
+        Whether to pin a peer's key, if `peers` does not list it, on the first run with
+        that peer.
     column_names : bool
         Whether to send the server the column names, not only their digests, if parties
         hold different rows.
@@ -114,8 +115,8 @@ class Consent(_Rules):
         Maximum number of messages answered in one run, and maximum size of the replies
         in bytes.
     max_refusals : int
-        Number of refused messages, over all runs, after which the party answers no
-        message.
+        Number of refused messages, over all runs, after which the party answers no more
+        messages.
     min_changed_rows : int
         Minimum number of rows by which the row sets of two sums must differ, unless the
         sets are equal.
@@ -126,7 +127,7 @@ class Consent(_Rules):
         ``["server"]``: the server may accept a row order, as may the party's operator.
         None means that only the operator may accept a row order.
     leaves : mapping of str to Limit
-        The kinds of values that may leave the party, out of :data:`KINDS`.
+        The kinds of values, from :data:`KINDS`, that may leave the party.
     peers : mapping of str to str, or None
         Public keys of the other parties by their names; None means that keys are not
         checked.
@@ -155,7 +156,7 @@ class Consent(_Rules):
         """Return the lines that the consent lacks for the computing roles of a run.
 
         `parties` is the number of parties of the run; `first` states whether the
-        computing party is the first party besides label holder and dealer.
+        computing party is the first party other than the label holder and the dealer.
         """
         served = computing.dealer == SERVER and parties >= LEAST_PARTIES
         lines = []
@@ -328,7 +329,7 @@ class Releases:
         if kind not in _WITHOUT_ROWS or limit.run is limit.life is None:
             return
         times = self._in_run(kind).copy()
-        count = int(np.count_nonzero(times))  # one bit for each time, as for rows
+        count = int(np.count_nonzero(times))  # one bit for each disclosure, as for rows
         ever = self._ever(kind, limit)
         most = len(times) if limit.run is None else min(limit.run, len(times))
         each = " (one for each column)" if kind == "moments" else ""
@@ -356,7 +357,7 @@ class Releases:
             return self.life(kind)
         if limit.life is not None:
             raise PartyError(
-                f"state-dir must be set, to limit {kind} over the life of the data"
+                f"state-dir must be set to limit {kind} over the life of the data"
             )
         return np.zeros(0, dtype="<u8")
 

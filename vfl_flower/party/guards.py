@@ -67,7 +67,7 @@ class Call:
     """The digest of the reply."""
     frame_of_reply: dict[str, Any] = field(default_factory=dict)
     announced: Party = field(init=False)
-    """The party before the run assigned its place."""
+    """The party as it was before the run assigned it a place."""
     part: dict[str, Any] = field(init=False)
     """The local model before the step."""
 
@@ -150,8 +150,8 @@ def check_peers(call: Call) -> None:
     """Refuse the keys of parties with which this party does not consent to run.
 
     A server that invents a party would learn the values meant for that party. The
-    party's own credential is compared as it was before the run assigned a place to the
-    party.
+    party's own credential is built from the party as it was before the run assigned it
+    a place.
     """
     consent, (private_key, _) = call.party.consent, call.keys
     if consent is not None:
@@ -292,7 +292,7 @@ def pack_reply(call: Call) -> None:
 
 
 def note_reply(call: Call) -> None:
-    """Record the reply in the journal; refuse a reply that exceeds the consent.
+    """Record the reply in the journal; refuse a reply beyond the consent's limits.
 
     The journal acts twice: here, where it can refuse the reply before the memory stores
     the round, and in :func:`keep_state`.

@@ -2,10 +2,10 @@
 
 The public keys of a run pass through the server, which could replace them with its own
 keys and decrypt values meant for a party. So each party has an Ed25519 key in its
-``state-dir``, signs its run key with it, and knows the public keys of its peers from a
+``state-dir``, signs its run key with it, and reads the public keys of its peers from a
 file that does not come from the server. A signature proves that the holder of a key
-joined the run under a name; it does not prove that the holder is honest, or that
-the holder does not collude with the server.
+joined the run under a name; it does not prove that the holder is honest, or that the
+holder does not collude with the server.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LENGTH_BYTES = 4
 def load_identity(folder: Path) -> Ed25519PrivateKey:
     """Return the party's identity key; create it in its ``state-dir`` if missing.
 
-    Raises PartyError if the file is unusable, accessible to other users, or does not
+    Raises PartyError if the file is unusable, is accessible to other users, or does not
     contain an Ed25519 key.
     """
     check_folder(folder)
@@ -84,7 +84,7 @@ def _create(path: Path) -> None:
     try:
         with suppress(FileExistsError):
             os.link(part, path)  # a rename would replace the key of another process
-            log.warning("%s contains a new key of this party: make a backup", path)
+            log.warning("%s contains a new key of this party: back it up", path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -150,7 +150,7 @@ def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
 
 
 def _encoded(*fields: bytes | str | int) -> bytes:
-    """Return fields with their lengths, so that different lists stay different."""
+    """Return fields with their lengths, so that no two lists yield the same bytes."""
     parts = [f if isinstance(f, bytes) else str(f).encode() for f in fields]
     return b"".join(len(p).to_bytes(_LENGTH_BYTES, "big") + p for p in parts)
 
@@ -323,8 +323,8 @@ def check_run(
 ) -> None:
     """Raise ``PartyError`` for parties or a seed that this party has not consented to.
 
-    `announced` is this party as it answered ``hello``; the first frame names the other
-    parties.
+    `announced` is this party as described in its reply to ``hello``; the first frame
+    names the other parties.
     """
     if frame.parties < (least := consent.least_parties):
         raise PartyError(

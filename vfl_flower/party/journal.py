@@ -2,8 +2,8 @@
 
 Two messages that arrive together are answered from one saved ``Context.state``, which
 cannot show that a mask was used, and which is lost with the process. Only one message
-at a time locks the journal, which is written before the reply leaves. The journal also
-stores the session state, encrypted under a key that only the server stores.
+at a time can lock the journal, which is written before the reply leaves. The journal
+also stores the session state, encrypted under a key that only the server stores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_STATES = 20  # sessions whose state a party keeps, to resume them
 STATE_SECONDS = 86400.0  # after which a party discards a session: a day
 SURE_STATES, MOST_BYTES = 5, 2**30
 """The latest `SURE_STATES` sessions keep their states, whatever their size. Earlier
-sessions keep their states as long as all states take at most `MOST_BYTES` in total."""
+sessions keep their states as long as all states use at most `MOST_BYTES` in total."""
 
 _COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
 _TABLES = (
@@ -142,7 +142,7 @@ class Journal:
         If a restarted server resumes a session in a new run, the session moves to that
         run with all its counts: the earlier run can no longer use it. A session in
         which no message has been answered yet gets new keys, unless the server states,
-        by `goes_on`, that it has the key of the state. Returns the party's public key
+        by `goes_on`, that it has the key to the state. Returns the party's public key
         if the session state can be opened only with the key in the next message, and
         otherwise b"".
 

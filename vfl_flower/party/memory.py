@@ -27,23 +27,23 @@ from vfl_flower.secure_aggregation.keys import new_private_key, public_key
 from vfl_flower.typing import Array
 
 SHARED = "shared."
-"""Prefix of a session key, before a kind: the rows that :meth:`Party.share` counted."""
+"""Session key prefix, before a kind, for the rows that :meth:`Party.share` counted."""
 
 ARRAYS = "arrays."
-"""Prefix of a record in the packed state that represents a record of arrays."""
+"""Name prefix, in the packed state, of a record that represents a record of arrays."""
 
 AT_REST = "at_rest"
 """Name of the record with the key that encrypts the state on disk."""
 
 INPUTS = "inputs."
-"""Prefix of a session key, before a round and an action: the digest of the inputs of a
+"""Session key prefix, before a round and an action, for the digest of the inputs of a
 step that seals bytes for other parties."""
 
 MOST_AWAITED = 16
 """Maximum number of round trips between sealing bytes and opening them."""
 
 DONE = "done."
-"""Prefix of a session key, before an action: the digest of the inputs of a step that is
+"""Session key prefix, before an action, for the digest of the inputs of a step that is
 answered only once."""
 
 

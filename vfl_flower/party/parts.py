@@ -1,4 +1,4 @@
-"""Reading and writing a party's local models, which no other module does.
+"""Read and write a party's local models; no other module does so.
 
 A local model stays in the party's ``state-dir``, and later prediction runs load it.
 It can contain the party's secret seeds, so only its model id is ever logged.

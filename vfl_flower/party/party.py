@@ -27,7 +27,7 @@ from vfl_flower.typing import Array
 S = TypeVar("S")
 
 MOST_NUMBERS = 2**22
-"""Numbers that one argument may take at a party of any size; see `Party.afford`."""
+"""Numbers that one argument may contain at a party of any size; see `Party.afford`."""
 
 
 @shapes_only
@@ -272,7 +272,7 @@ class Party:
 
     @property
     def rows(self) -> Rows:
-        """The rows of `X`, which steps read in blocks, by row number or in sums."""
+        """The rows of `X`, which steps read in blocks, by row number, or as sums."""
         return as_rows(self.X)
 
     @property
@@ -344,7 +344,7 @@ class Party:
     ) -> None:
         """Raise PartyError unless a step may add up these rows for others.
 
-        rows: row numbers, shape (m,), possibly repeated; default: all of the session.
+        rows: row numbers, shape (m,), possibly repeated; default: all session rows.
         weights: weights of these rows, shape (m,); default: 1.
         by_choice: whether the party itself has removed or added rows; the set is then
             recorded, and may differ from an earlier set by only a few rows.
@@ -375,7 +375,7 @@ class Party:
     def afford(self, name: str, rows: int, width: int) -> None:
         """Refuse disproportionate work: it costs a sender little to repeat rows.
 
-        `name` is the argument that holds the rows; each row takes `width` numbers.
+        `name` is the argument that holds the rows; each row has `width` numbers.
         Raises PartyError if `rows` is more than twice the number of the party's rows,
         and `rows` times `width` is above `MOST_NUMBERS`.
         """
@@ -383,7 +383,7 @@ class Party:
         if rows > most:
             raise PartyError(
                 f"{name} must have at most {most} rows (twice as many as the party "
-                f"has or, if this is more, 2^22 numbers), got {rows} rows with {width} "
+                f"has, or 2^22 numbers if this is more), got {rows} rows with {width} "
                 "numbers each"
             )
 
@@ -474,7 +474,7 @@ _NAMES: dict[type, str] = {}
 
 @dataclass_transform(field_specifiers=(field,))
 def stored_as(name: str) -> Callable[[type[S]], type[S]]:
-    """Make a class a dataclass whose state :meth:`Party.remember` stores under a name.
+    """Turn a class into a dataclass that :meth:`Party.remember` stores under a name.
 
     Keep the name if the class moves: a journal may contain a state of an older version.
     Raises ValueError for a name with "/", or for the name of a different class.

@@ -87,22 +87,22 @@ class RowOrder:
 
     @classmethod
     def of(cls, name: str, tag: str, salt: bytes, ids: Sequence[bytes]) -> RowOrder:
-        """Return the order of these ids, which :func:`normal_ids` has returned."""
+        """Return the order of these ids, as returned by :func:`normal_ids`."""
         return cls(name, tag, salt, _digests(salt, ids))
 
     @property
     def digest(self) -> str:
-        """Name and tag to compare: from a digest of ids, the ids could be guessed."""
+        """Name and tag to compare, since ids could be guessed from a digest of ids."""
         return f"alignment {self.name} {self.tag}"
 
     @property
     def key(self) -> str:
-        """Text that depends on the order itself; the server's name and tag do not."""
+        """Text that depends on the order itself, unlike the server's name and tag."""
         content = hashlib.sha256(self.salt + self.ids.tobytes())
         return f"{self.digest} {content.hexdigest()}"
 
     def rows(self, ids: Iterable[Any] | None) -> Array:
-        """Return the row numbers, of shape (m,), of the order's ids.
+        """Return the row numbers, (m,), of the order's ids.
 
         Raises PartyError if some ids are missing or invalid.
         """
@@ -125,7 +125,7 @@ class RowOrder:
 
 
 def check_name(name: str) -> None:
-    """Raise ``PartyError`` unless a name is a valid name of an order."""
+    """Raise ``PartyError`` if the name of an order is invalid."""
     if not re.fullmatch(NAME, name):
         raise PartyError(f"{NAME_RULE}, got {name[:70]!r}")
 

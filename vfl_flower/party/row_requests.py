@@ -30,7 +30,7 @@ def request_changes(
     add: Iterable[Any] = (),
     leave: Iterable[str] = (),
 ) -> None:
-    """Write a party's requests to change models that can forget rows, for later runs.
+    """Write a party's requests, for later runs, to change models that can forget rows.
 
     The requests are added to the pending requests in ``forget.txt``, ``add.txt`` and
     ``leave.txt`` in the party's ``state_dir``. Runs of the tasks ``unlearn``, ``add``
@@ -42,7 +42,7 @@ def request_changes(
     party : Party
         The party, with a `state_dir`.
     forget : iterable of str or int
-        Ids of rows to forget, which were in training or added later.
+        Ids of rows to forget, which were used in training or added later.
     add : iterable of str or int
         Ids of rows in the party's data that the model does not contain.
     leave : iterable of str

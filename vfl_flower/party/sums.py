@@ -68,7 +68,7 @@ class PartySums:
         A partial sum to be relayed is added in :meth:`hide` and not shown to the step.
         `digests` contains the digests of the arrays as received, and `inputs` returns
         the digest of the inputs of an earlier step, if this party ran that step too.
-        Raises PartyError if a value was altered on the way, belongs to a different
+        Raises PartyError if a value was altered in transit, belongs to a different
         step, or came in the clear although it must be encrypted, or vice versa.
         """
         request = step.contract.request

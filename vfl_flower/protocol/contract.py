@@ -2,7 +2,7 @@
 
 A step declares these types once, as the annotations of its function. The same
 declaration checks each request at the party and each reply at the server, and states
-how values are sent. These annotations have a meaning in a message:
+how values are sent. Messages support these annotations:
 
 ===============================  =====================================================
 ``bool``, ``int``, ``float``     a number; floats are finite
@@ -207,7 +207,7 @@ def parse(annotation: Any) -> Field:
 
 
 def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, ...]]:
-    """Split the rules of an array into its kind of numbers and its bounds of length."""
+    """Split the rules of an array into its kind of numbers and its bounds on length."""
     array = next((rule for rule in rules if isinstance(rule, Reals | Whole)), None)
     lengths = tuple(rule for rule in rules if isinstance(rule, Length))
     for rule in rules:
@@ -217,7 +217,7 @@ def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, 
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Return whether messages can carry, and pydantic check, values of this type."""
+    """Return whether messages can carry this type and pydantic can check it."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Annotated, list, Sequence):
         return _is_plain(arguments[0])
@@ -333,7 +333,7 @@ def family(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
     for key in names:
         head, _, number = key.rpartition("_")
         if head == name and number.isdecimal() and len(number) <= MOST_DIGITS:
-            # Not ``name_00``, which would be a second name of the same array.
+            # Not ``name_00``, which would be a second name for the same array.
             members += [(int(number), key)] if str(int(number)) == number else []
     return sorted(members)
 
@@ -358,7 +358,7 @@ def restore(
 
 
 def _checked(name: str, declared: Field, value: object) -> Any:
-    """Convert a value, not an array, to its declared type, such as int to float."""
+    """Convert a non-array value to its declared type, for example int to float."""
     try:
         return adapter(declared.annotation).validate_python(value)
     except ValidationError:
@@ -469,7 +469,7 @@ class Contract:
 
     @property
     def seals(self) -> bool:
-        """Whether a reply has bytes that are encrypted for other parties."""
+        """Whether a reply contains bytes that are encrypted for other parties."""
         return any(field.leaves in ENCRYPTED for field in self.reply.values())
 
     @classmethod

@@ -14,8 +14,8 @@ log = logging.getLogger("vfl_flower")
 class PartyError(Exception):
     """A party refuses a step, with a sentence that is safe to send to the server.
 
-    The text names the rule, the argument or a column, but never a value of the data, a
-    path or a stack trace. No other exception's text leaves the party.
+    The text names the rule, the argument or a column, but never a data value, a path or
+    a stack trace. No other exception's text leaves the party.
     """
 
 

@@ -111,7 +111,7 @@ def unpack_whole(
         try:
             values[name] = serialisation.decode(array)
             fits = values[name].shape == tuple(array.shape)
-        except Exception:  # NumPy raises many kinds of errors if it is no array
+        except Exception:  # NumPy raises many kinds of errors for non-arrays
             raise CorruptMessage(f"{name!r} is not a NumPy array") from None
         if not fits:  # the ledger counts numbers by this shape
             raise CorruptMessage(f"{name!r} must have the shape stated in its record")

@@ -1,7 +1,7 @@
 """Settings of a strategy: declared once, as typed fields with a docstring each.
 
 A strategy is a dataclass of its settings. Its constructor, its checks, its keys in the
-run config, the help of commands and the documentation all follow from the declaration:
+run config, the command help and the documentation all follow from the declaration:
 
 >>> @settings
 ... class Example:
@@ -59,7 +59,7 @@ Fraction = Annotated[float, Ge(0), Lt(1)]  # a share from 0 to below 1
 
 
 class InOutputDir(str):
-    """Name of the folder in ``output-dir`` that an empty run config value means."""
+    """Name of the folder in ``output-dir`` that an empty run config value selects."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Setting:
     kinds: tuple[type, ...]  # its types in a run config: bool, int, float or str
     in_run_config: bool | int | float | str | None
     """The default in the run config; None: the setting has no key there."""
-    folder: str  # the folder in ``output-dir`` that an empty value means, if any
+    folder: str  # the folder in ``output-dir`` that an empty value selects, if any
     strategy: type
 
     @property

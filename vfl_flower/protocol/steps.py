@@ -81,7 +81,7 @@ def each(values: Sequence[T | None]) -> T:
 
 
 def each_of(parties: Sized, values: Mapping[int, T]) -> T:
-    """Give a value for one parameter only to the parties at these places."""
+    """Give only the parties at these places a value for one parameter."""
     return each([values.get(j) for j in range(len(parties))])
 
 
@@ -192,8 +192,8 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
     """Declare the rows that a step adds up; use this below ``@step``.
 
     rows: ``"session"``, the default: all rows of the session, which the party's guard
-        checks before the step. ``"request"``: rows that follow from the request, such
-        as numbers, a seed or a share; the step calls
+        checks before the step. ``"request"``: rows that the request determines, by row
+        numbers, a seed or a share; the step calls
         :meth:`~vfl_flower.party.party.Party.sum_over`. ``"earlier"``: rows that an
         earlier step of the session has checked in this way. ``"party"``: groups that
         the party forms by a rule of the step. ``"none"``: the step adds up no rows.

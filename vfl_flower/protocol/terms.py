@@ -39,7 +39,7 @@ KINDS: dict[Kind, str] = {
 }
 """Descriptions of the kinds."""
 
-LEAST_ROWS = 20  # minimum rows behind a number that reveals little of each
+LEAST_ROWS = 20  # minimum number of rows behind a value that reveals little about each
 SERVER = "server"  # means the server in the list of dealers in a ``consent.toml``
 LEAST_PARTIES = 3  # minimum number of parties in a sum, without consent to two
 
@@ -52,7 +52,7 @@ class Computing:
     """
 
     dealer: Name = SERVER  # of correlated randomness: "server" or a party
-    computes: Name | None = None  # None: the first besides holder and dealer
+    computes: Name | None = None  # None: the first other than holder and dealer
 
 
 OF_TWO = (

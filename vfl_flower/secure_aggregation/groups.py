@@ -252,7 +252,7 @@ class Field(PrimeField, Group):
         return self.decode(values), 0
 
     def decode(self, total: Array) -> Array:
-        """Return the elements; raises ValueError unless all are uint64 below p."""
+        """Return the elements; raise ValueError unless all are uint64 below p."""
         total = np.asarray(total)
         if total.dtype != self.dtype:
             raise ValueError(f"values must be uint64 elements, got {total.dtype}")

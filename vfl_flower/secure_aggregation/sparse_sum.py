@@ -34,10 +34,10 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 KEY_BYTES = 16
-"""Length of the key of the hash."""
+"""Length of the hash key."""
 
 _WORD = 60
-"""Number of coordinate bits in an element; all their values are below 2^61 - 1."""
+"""Number of coordinate bits in an element, which is then below 2^61 - 1."""
 
 _ROWS = 256
 """Number of bins unpacked at a time."""

@@ -170,11 +170,10 @@ def two_trees(
     except l'. Both trees end at l and are totally different. No single party learns a
     sum of x from the two trees (see `exposed`).
 
-    Unlike in [1], the choice of T1 depends on l', which is public in any case, because
-    some trees T1 have no T2. With four or more parties, these are a chain in which l'
-    sends to l, and a binary tree in which all parties except l' are added first.
-    Moreover, if l' sends only its own term to l, l can subtract this term and so learn
-    a sum of x.
+    Unlike in [1], the choice of T1 depends on l' (public in any case), because some
+    trees T1 have no T2. With four or more parties, these are a chain in which l' sends
+    to l, and a binary tree in which all parties except l' are added first. Moreover, if
+    l' sends only its own term to l, l can subtract this term and so learn a sum of x.
     """
     leaves = [party for party in parties if party != without]
     for order in _orders(parties):

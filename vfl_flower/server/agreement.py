@@ -8,7 +8,7 @@ from vfl_flower.party.columns import ColumnKind, Declared, column_digest
 from vfl_flower.protocol.errors import FederationError
 
 OTHER_PLACES = 1000
-"""Maximum number of columns that a party excludes from a file without a header."""
+"""Maximum number of columns that a party can exclude from a file without a header."""
 
 SHOWN = 5  # maximum number of column names that an error lists
 

@@ -97,7 +97,7 @@ class Checkpoint:
 
     @functools.cached_property
     def seed(self) -> int:
-        """Seed if none is given, so that all strategies hold out the same rows."""
+        """Default seed, with which all strategies hold out the same rows."""
         return self.number()
 
     @property
@@ -194,7 +194,7 @@ class Checkpoint:
             self.end()
             log.error("the checkpoint %s: %s", self._path, error)
             busy = "locked" in str(error)
-            reason = "another process continues this run" if busy else str(error)
+            reason = "another process is continuing this run" if busy else str(error)
             what = "the checkpoint of the run cannot be used"
             raise FederationError(f"{what}: {reason}") from None
 

@@ -236,7 +236,7 @@ class Greeter:
 
 
 def from_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
-    """Return a dataclass filled with the values of a reply that it declares."""
+    """Return a dataclass filled with the values of a reply that match its fields."""
     names = {field.name for field in fields(cast(Any, kind))}
     return kind(**{name: value for name, value in reply.items() if name in names})
 
@@ -249,7 +249,7 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
         if unnamed:
             raise FederationError(
                 "each node needs a partition-id or party-name in its node config (or "
-                "its Party an index or name), but neither is set at "
+                "an index or name in its Party), but neither is set at "
                 f"{', '.join(unnamed)}"
             )
         return sorted(replies, key=lambda node: str(replies[node]["name"]))

@@ -85,7 +85,7 @@ class Ledger:
         return self.entries.setdefault((action, party), Entry(action, party))
 
     def rename(self, names: dict[str, str]) -> None:
-        """Rename parties by the mapping `names`, and put them in that order."""
+        """Rename parties by the mapping `names`, and put them in its order."""
         place = {party: order for order, party in enumerate(names, start=1)}
         before = sorted(self.entries.values(), key=lambda e: place.get(e.party, 0))
         self.entries = {}

@@ -58,7 +58,7 @@ class Parties(Sequence[PartyInfo]):
     it trains. If the parties hold different rows, `columns` contains the digests of
     their column names in the common order (empty without names), `column_kinds` the
     kind of each column of a file, and `column_widths` the number of columns of X that
-    the column becomes; `gaps` states whether a party has missing values.
+    each such column becomes; `gaps` states whether a party has missing values.
 
     Raises FederationError for fewer than two parties or for incompatible parties,
     and PartyFailed if a party cannot load its data or does not answer in time.
@@ -149,14 +149,14 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows, n: per party or, with split rows, of all parties together."""
+        """Number of rows, n: at each party or, with split rows, in total."""
         if self._partition == "horizontal":
             return sum(info.n_rows for info in self)
         return self[0].n_rows
 
     @property
     def label_holders(self) -> list[int]:
-        """Indices of the parties with labels; raises FederationError if none."""
+        """Indices of the label holders; raises FederationError if there are none."""
         holders = [j for j, info in enumerate(self) if info.n_labels]
         if not holders:
             raise FederationError("a party must hold the labels, but none does")
@@ -535,7 +535,7 @@ class Parties(Sequence[PartyInfo]):
             seen.reply |= step.contract.reply.keys() & {*reply.values, *heads}
 
     def _sizes(self, step: Step[..., Any], j: int, values: Request) -> contract.Sizes:
-        """Return the sizes to which the reply of party j to these values can refer."""
+        """Return the sizes that party j's reply to these values can refer to."""
         info = self[j]
         sizes = {"n_rows": info.n_rows, "n_columns": info.n_columns}
         sizes["n_parties"] = len(self)

@@ -62,7 +62,7 @@ class Replies(Sequence[R]):
         return len(self.values)
 
     def each(self, name: str) -> list[Any]:
-        """Return each party's value of a name; raise PartyFailed if one is missing."""
+        """Return `name` from each reply; raise PartyFailed if a reply lacks it."""
         for j, reply in enumerate(self.values):
             if name not in reply:
                 raise self.failure(j, f"its reply lacks {name!r}")

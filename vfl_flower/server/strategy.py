@@ -59,8 +59,8 @@ class ProtocolResult(Result):
         The course of an iterative solver: for each metric, its values, each with the
         numbers of round trips and bytes so far.
     warnings : tuple of str
-        Reasons why the model may be worse than it should be, such as a solver that did
-        not converge.
+        Reasons why the model may be worse than expected, such as a solver that did not
+        converge.
     curves : mapping of str to sequence
         Data for pictures of the model, bin by bin; empty if there are none. See
         ``docs/simulate.md``.
@@ -99,7 +99,7 @@ class Run:
     """The randomness and the record of a protocol.
 
     A protocol sets `curves`, the data for pictures of the model, and adds `warnings`:
-    reasons why the result may be worse than it should be.
+    reasons why the result may be worse than expected.
     """
 
     seed: int
@@ -242,7 +242,7 @@ class ProtocolStrategy(Strategy):
             Seconds that one round trip may take, and that parties may take to connect.
         evaluate_fn : callable, optional
             Called with (iteration, arrays) for iteration 0 and each recorded iteration;
-            ``strategy.model_class.from_arrays`` makes a model of `arrays`.
+            ``strategy.model_class.from_arrays`` makes a model from `arrays`.
         checkpoint : Checkpoint, optional
             Stores the progress of the run, so that it can resume if it is killed.
 
@@ -353,7 +353,7 @@ class ProtocolStrategy(Strategy):
         return 2
 
     def check_count(self, count: int) -> None:
-        """Raise ``ValueError`` if `count` parties cannot make a run."""
+        """Raise ``ValueError`` if a run with `count` parties is not allowed."""
         if count < self.least_parties:
             rule = f"needs at least {self.least_parties} parties"
             raise ValueError(f"{type(self).__name__} {rule}, got {count}")
@@ -405,7 +405,7 @@ class ProtocolStrategy(Strategy):
         return rng.uniform(-0.5, 0.5, size=(n_rows, n_columns))
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return reasons why a model may be worse than it should be, by its metrics."""
+        """Return reasons, from a model's metrics, why it may be worse than expected."""
         if metrics.get("converged", 1.0) == 1.0:
             return []
         return ["the solver stopped before it converged: the model is not the optimum"]

@@ -274,7 +274,7 @@ class Scored:
 
 
 def check_labels(X: Any, y: Any, what: str = "y", numbers: bool = True) -> None:
-    """Refuse labels that do not match X's rows, masked labels and unclear classes."""
+    """Refuse masked labels, unclear classes, and labels that do not match X's rows."""
     check_index(indexed(as_blocks(X) or [X]), y, what)
     if np.ma.is_masked(y):
         raise ValueError(f"{what} must have no masked value")
@@ -294,12 +294,12 @@ def check_labels(X: Any, y: Any, what: str = "y", numbers: bool = True) -> None:
     if len(plain) < len(texts):
         raise ValueError(
             f"{what} must have classes that differ in more than blanks, case or "
-            "Unicode form: write each class in one way"
+            "Unicode form: write each class consistently"
         )
 
 
 def whole_or_not(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that leaves its object unchanged if it raises."""
+    """Return a method that, if it raises, leaves its object unchanged."""
 
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -83,7 +83,7 @@ class Alignment(ProtocolStrategy):
     explained: ClassVar[Mapping[str, Metric]] = {
         "common": Metric(
             "Rows that all parties hold",
-            "Ids that every party has. Later runs use these rows in the same order.",
+            "Rows whose ids every party has. Later runs use them in the same order.",
             "higher",
             "count",
         )

@@ -150,8 +150,8 @@ KERNEL: dict[str, Metric] = {
         kind="count",
     ),
     "local_columns": Metric(
-        "Columns that parties made",
-        "Features that each party made from its own columns alone.",
+        "Columns computed by parties",
+        "Features that each party computed from its own columns alone.",
         kind="count",
     ),
     "bandwidth": Metric(

@@ -58,7 +58,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
     question = "What does the model predict for new rows?"
     explained = OF_NEW_ROWS
     evaluates: ClassVar[bool] = False
-    """Whether the predictions are evaluated instead of stored."""
+    """Whether the predictions are evaluated instead of being stored."""
 
     @property
     def terms(self) -> Terms:
@@ -92,7 +92,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
 
 
 def log_clusters(parties: Parties, model: str) -> None:
-    """Log the location of the clusters of each party's new rows."""
+    """Log where the clusters of each party's new rows are stored."""
     log.info(
         "the clusters are in predictions-%s-%016x.csv in each party's state-dir",
         *(model, parties.session),

@@ -210,7 +210,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--set", "coreset-vrlr.alpa=3"], "mean 'coreset-vrlr.alpha'?"),
         (
             ["--task", "predict", "--set", f"model-id={'1' * 16}"],
-            "'party-0': state-dir (--state-dir) must be set: it has the local model",
+            "'party-0': state-dir (--state-dir) is needed: it holds the local model",
         ),
     ],
 )

@@ -215,7 +215,7 @@ def test_time_is_that_of_round_trips_and_of_computing():
     assert planned.round_trip == 6
     assert planned.ledger.round_trips == 3
     assert 18.5 <= planned.seconds == 18 + planned.computing < 60
-    assert "3 round trips of 6.00 s, as `hello` took" in str(planned)
+    assert "3 round trips of 6.00 s, as measured by `hello`" in str(planned)
 
 
 # -- what cannot be rehearsed ----------------------------------------------------------

@@ -68,7 +68,7 @@ def test_summary(tmp_path, results):
         "bytes to all parties": ["4.62 kB", "4.62 kB"],
         "bytes to evaluate": ["300 B", "300 B"],
         "time waited": ["1.50 s", "1.50 s"],
-        "time computed by parties": ["0.30 s", "0.30 s"],
+        "computing by all parties": ["0.30 s", "0.30 s"],
         "time in all": ["0.00 s", "0.00 s"],
     }
 

@@ -13,7 +13,7 @@ import typer.core
 
 from vfl_flower.version import __version__
 
-typer.core.HAS_RICH = False  # with it, help has a backslash before each bracket
+typer.core.HAS_RICH = False  # with Rich, help shows a backslash before each bracket
 
 _COMMANDS = {
     "check": "commands.findings",
@@ -93,7 +93,7 @@ def root(
 
 for _name, _module in _COMMANDS.items():
     _file = Path(__file__).parents[1] / f"{_module.replace('.', '/')}.py"
-    # The first line of the docstring, without an import of the module.
+    # The first line of the docstring, without importing the module.
     _line = re.compile(rf'(?s)\ndef {_name.replace("-", "_")}\(.*?"""(.+?)(?:"""|\n)')
     _summary = _line.findall(_file.read_text(encoding="utf-8"))[0]
     app.command(_name, cls=_Later, short_help=_summary)(lambda: None)

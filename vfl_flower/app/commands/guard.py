@@ -25,8 +25,8 @@ def align(
 ) -> None:
     """List the row orders that the party has stored, or accept one of them.
 
-    A run can use only an order that the party's operator has accepted. The server has
-    proposed the order, so first compare the number of rows in it with the number you
+    A run can use only an order that the party's operator has accepted. The server
+    proposes the order, so first compare the number of rows in it with the number you
     expect.
     """
     state_dir = state_dir_of(folder)
@@ -54,8 +54,8 @@ def journal(
 
     A party whose journal was lost or restored from a backup no longer knows all of its
     row sets, and refuses further sums. With --confirm, the party uses the present
-    journal: the row sets of a later sum and a forgotten sum can then differ by a single
-    row.
+    journal: the row sets of a later sum and of a forgotten sum can then differ by a
+    single row.
     """
     path = state_dir_of(folder) / FILE
     if confirm:

@@ -82,7 +82,7 @@ def reads_a_file(command: C) -> C:
 
 
 def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:
-    """Return the node config of a data file, with the options that are not defaults."""
+    """Return a data file's node config, with the options that differ from defaults."""
     chosen = {
         name.replace("_", "-"): value
         for name, value in options.items()

@@ -29,7 +29,7 @@ def runs_in(folder: Path) -> list[Path]:
     """Return the folders of finished runs, the oldest first."""
 
     def age(result: Path) -> tuple[str, int]:
-        """Return the time in the folder's name, and the time of writing the result."""
+        """Return the time in the folder's name, and when the result was written."""
         return result.parent.name.rpartition("-")[0], result.stat().st_mtime_ns
 
     return [path.parent for path in sorted(folder.glob(f"*/{RESULT}"), key=age)]
@@ -93,7 +93,7 @@ def stored_models(folder: Path, removed: bool = False) -> Iterator[Stored]:
 
 
 def find_models(name: str, folder: Path) -> list[Stored]:
-    """Return the models that this name denotes: all of one id, or all of one run."""
+    """Return the models that a name denotes: all with this id, or all of this run."""
     return [
         model
         for model in stored_models(folder)

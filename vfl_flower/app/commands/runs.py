@@ -116,7 +116,7 @@ class Follower:
     """Shows the log of a run: a line for each step, and none of Flower's own lines.
 
     `rewrites` states whether the output is a terminal, where each new line of a step
-    replaces the step's last line. `resumable` states whether the log contains the
+    replaces the step's previous line. `resumable` states whether the log contains the
     command that resumes the run.
     """
 
@@ -196,7 +196,7 @@ def start(
     *,
     verbose: bool = False,
 ) -> RunOutcome:
-    """Run a checked run config on a SuperLink with the installed package.
+    """Run a checked run config's strategy on a SuperLink with the installed package.
 
     Raises RunFailed if the run is refused, fails or is stopped, and ValueError if there
     is no such connection.

@@ -78,7 +78,7 @@ def show(
 
 
 def _described(stored: reports.Stored) -> dict[str, Any]:
-    """Return a file's content, with the shapes of arrays of several numbers."""
+    """Return a file's content, with arrays of several numbers given by their shapes."""
     loaded = load_model(stored.file)
     named = {"model": stored.name, "strategy": stored.strategy, "task": stored.task}
     arrays = {

@@ -1,4 +1,4 @@
-"""A Flower app that runs the installed package, for work outside a checkout.
+"""A Flower app that runs the installed package, for use outside a checkout.
 
 ``vfl-flower new-app my-app`` writes an app for ``flwr run my-app CONNECTION --stream``.
 Without a connection, Flower simulates the SuperNodes, which needs Ray.
@@ -15,7 +15,7 @@ from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
 BUNDLE = "vfl-flower-app"
-"""Name of the app in every folder, so that a version always gives the same bundle."""
+"""Name of the app in every folder, so that a version always has the same bundle."""
 
 PROJECT = """\
 [project]
@@ -41,7 +41,7 @@ def project() -> str:
 
 
 def write_app(folder: Path) -> Path:
-    """Write an app that runs the installed package, unless the folder has one."""
+    """Write an app that runs the installed package; raise ValueError if one exists."""
     target = folder / "pyproject.toml"
     if target.exists():
         raise ValueError(f"{folder} must not have a pyproject.toml yet")
@@ -55,4 +55,4 @@ def new_app(
 ) -> None:
     """Write a Flower app that runs the installed package."""
     command = f"flwr run {folder} CONNECTION"
-    typer.echo(f"{write_app(folder)} is written; run the app with {command}")
+    typer.echo(f"wrote {write_app(folder)}; run the app with {command}")

@@ -1,8 +1,8 @@
 """The bundle of the installed package's app, and its hash.
 
 ``flwr run`` packs a folder into a bundle (Flower calls it a FAB), identified by its
-SHA-256. The same version of this package gives the same bundle everywhere, so a party
-knows the bundle's hash without having seen the bundle.
+SHA-256. The same version of this package produces the same bundle everywhere, so a
+party knows the bundle's hash without having seen the bundle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def installed_bundle() -> tuple[bytes, str]:
 
 
 def hash_of_app(folder: Path | None = None) -> str:
-    """Return the hash of the bundle of a folder, or of the installed package's app."""
+    """Return the bundle hash of a folder, or of the installed package's app."""
     built = bundles.build_fab_from_disk(folder) if folder else installed_bundle()[0]
     return hash_of(built)
 

@@ -27,13 +27,13 @@ CURVE = ec.SECP384R1()
 """``flwr supernode register`` accepts the NIST curves, and recommends this one."""
 
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
-"""Files: authority (for all parties), the SuperLink's certificate and secret key."""
+"""Files: authority (for all parties), the SuperLink's certificate and private key."""
 
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Write an authority and the certificate that it signs for a SuperLink, or nothing.
+    """Write an authority and the certificate that it signs for a SuperLink, or neither.
 
     `folder` is created if it is missing. The files are ``ca.crt`` (for all parties),
     ``server.pem`` and ``server.key``. The authority's key is discarded, so the

@@ -1,4 +1,4 @@
-"""Start the SuperNode of a party, which runs the package that the party has installed.
+"""Start a party's SuperNode, which runs the package installed at the party.
 
 This module calls internal functions of Flower
 (:mod:`vfl_flower.app.flwr_internals`). If these functions differ in the installed flwr,

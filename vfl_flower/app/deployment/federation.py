@@ -140,7 +140,7 @@ def init(
     if not chosen:
         typer.echo(
             f"{CONSENT} only permits sums over three or more parties: most runs need "
-            "more, see [leaves] there.\n"
+            "more (see its [leaves]).\n"
         )
     typer.echo("Fingerprint of the card, to be compared on the telephone:")
     typer.echo(f"  {card.fingerprint}")
@@ -179,7 +179,7 @@ def certificates(
 
 
 def fingerprint_of(certificate: Path) -> str:
-    """Return 32 digits of a certificate's SHA-256; raise like `read_certificate`."""
+    """Return 32 digits of a certificate's SHA-256; errors as in `read_certificate`."""
     digest = read_certificate(certificate).fingerprint(hashes.SHA256())
     return " ".join(re.findall("....", digest.hex()[:32]))
 
@@ -201,7 +201,7 @@ def superlink_command(folder: Path, port: int) -> list[str]:
 
 
 def server_executor_command(folder: Path, port: int, superlink: int) -> list[str]:
-    """Return the command that starts the ServerApps of a SuperLink's process."""
+    """Return the command that starts a SuperLink's ServerApps, given its process id."""
     options = [f"--superlink=127.0.0.1:{port}", f"--parent-pid={superlink}"]
     options.append(f"--root-certificates={folder / AUTHORITY}")
     return [sys.executable, "-m", "vfl_flower.app.deployment.server_executor", *options]
@@ -277,7 +277,7 @@ def coordinator(
 def _start_superlink(
     shown: Shown, folder: Path, port: int, cards: Sequence[Card]
 ) -> None:
-    """Start a SuperLink and the process of its ServerApps; register SuperNodes."""
+    """Start a SuperLink and the starter of its ServerApps; register SuperNodes."""
     for card in cards:
         typer.echo(f"card of {card.name}: {card.fingerprint}")
     home = folder / HOME
@@ -299,7 +299,7 @@ def _start_superlink(
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a coordinator's folder; raise ValueError if the lock is not free."""
+    """Lock a coordinator's folder; raise ValueError if it is already locked."""
     make_private(folder / LOCK)
     with (folder / LOCK).open("r+") as file:
         try:

@@ -23,7 +23,8 @@ def serve(channel: socket.socket, program: EntryPoint) -> None:
 
     A request consists of one byte, which carries the descriptors for standard output
     and error, and a line of JSON with the working directory and the arguments. The
-    answer is a line with the exit code, which is negative for a signal.
+    answer is a line with the exit code, which is negative if a signal ended the
+    command.
     """
     lines = channel.makefile("r", encoding="utf-8")
     forks = multiprocessing.get_context("fork")

@@ -99,12 +99,12 @@ def submit(
     started: Callable[[str], None] = lambda run_id: None,
     show: Callable[[str], None] = lambda line: print(line, end="", flush=True),
 ) -> RunOutcome:
-    """Submit a project to a running SuperLink, show the run's log, and await its end.
+    """Submit a project to a running SuperLink, show the log, and await the run's end.
 
     Calls `started` with the number of the run, and `show` with each line of its log.
     Raises RunFailed like :func:`run`.
     """
-    # As a file: in a KEY=VALUE pair, Flower has no escape for a quote.
+    # Passed as a file, since Flower's KEY=VALUE pairs have no escape for a quote.
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         tomli_w.dump(run_config or {}, file)
         file.flush()
@@ -122,7 +122,7 @@ def submit(
             raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
         if row := _ended(processes, run_id, connection):
             break  # otherwise only the connection was lost
-    # Flower ends a stream when the run has finished, perhaps without its last lines.
+    # Flower ends a stream when the run has finished, perhaps without the last lines.
     _show_log(processes, run_id, connection, give_up, lines, show)
     output = "".join(lines)
     if row["status"] != "finished:completed":

@@ -77,7 +77,7 @@ class Shown:
         `reasons` maps parts of the processes' output to explanations.
         """
         name = self._ended.get()
-        time.sleep(0.5)  # for its last lines
+        time.sleep(0.5)  # so that its last lines arrive
         printed = "".join(self._last)
         for line, reason in (reasons or {}).items():
             if line in printed:

@@ -34,7 +34,7 @@ _OF_A_HOP = {b"connection", b"host", b"keep-alive", b"te", b"transfer-encoding"}
 
 
 def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
-    """Return the application of the gate to a SuperLink at an ``https://`` address."""
+    """Return the gate's application for a SuperLink at an ``https://`` address."""
     client = httpx.AsyncClient(
         base_url=superlink, verify=context, timeout=None, trust_env=False
     )

@@ -36,7 +36,7 @@ _COLUMNS = {
     "run_series": "series_id",
     "series_runs": "series_id, run_id",
 }
-"""Columns that the tables of SuperNodes and of outcomes of runs must have."""
+"""Columns that the tables of SuperNodes and of run outcomes must have."""
 
 _KEPT = {"alembic_version", "nonce_store", "automation", "federation_app"}
 _KEPT |= {"connector", "connector_oauth_session"}
@@ -68,11 +68,12 @@ STARTED_AGAIN = (
 
 
 def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
-    """Prepare a SuperLink's database, with its SuperNodes and the outcomes of runs.
+    """Prepare a SuperLink's database for a new start.
 
-    A missing database is created, readable only by the user. A database that is damaged
-    or lacks one of Flower's tables or columns is renamed. Returns the `keys` that are
-    registered. Raises OSError if the file cannot be used.
+    Keeps only the SuperNodes of `keys`, and unfinished runs, which are marked as
+    failed. A missing database is created, readable only by the user. A database that is
+    damaged or lacks one of Flower's tables or columns is renamed. Returns the
+    registered ones among `keys`. Raises OSError if the file cannot be used.
     """
     make_private(database)
     database.chmod(0o600)

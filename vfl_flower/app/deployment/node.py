@@ -176,7 +176,7 @@ class Node:
         except NotAnswered as error:
             log.error("%s", error)
             reply = Message(Error(error.code, str(error)), reply_to=head)
-        except Exception as error:  # without a reply, the server would wait long
+        except Exception as error:  # without a reply, the server would wait a long time
             log.exception("The message could not be answered")
             reason = f"{type(error).__name__}: see the party's log"
             reply = Message(Error(supernode.ErrorCode.UNKNOWN, reason), reply_to=head)
@@ -325,7 +325,7 @@ def _client_app(code: Path | None) -> ClientApp:
         from vfl_flower.app.client_app import app
 
         return app
-    # Import the bundle's modules, not loaded ones of the same names.
+    # Import the bundle's modules, not loaded modules with the same names.
     modules = {path.stem for path in code.iterdir()}
     for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         del sys.modules[name]

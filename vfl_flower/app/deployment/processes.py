@@ -277,7 +277,7 @@ def wait_for(
 
 
 def free_port() -> int:
-    """Return a free TCP port of loopback.
+    """Return a free TCP port on the loopback interface.
 
     The port is above Ray's ports and below the ports of outgoing connections, so
     that it is still free when used.

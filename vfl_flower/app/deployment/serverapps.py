@@ -5,7 +5,7 @@ three ways:
 
 1. *How a ServerApp starts.* A process without threads imports everything that runs
    need, and then forks for each run of the installed package's app. A run of another
-   bundle gets a new process, as in Flower, and so its own modules.
+   bundle gets a new process, as in Flower, and thus its own modules.
 2. *When it requests work.* It requests work every 0.2 s; Flower does so every second.
 3. *When it reports a killed ServerApp.* It reports the kill at once; with Flower, the
    SuperLink waits a minute or more for heartbeats.
@@ -32,7 +32,7 @@ WAIT = "0.2"
 
 
 class ForkingExecutor(flower.SubprocessExecutor):
-    """Starts ServerApps of one bundle by a fork, and everything else as Flower does."""
+    """Starts ServerApps of one bundle by forks, and everything else as Flower does."""
 
     def __init__(self, bundle: str) -> None:
         self.bundle = bundle

@@ -47,7 +47,7 @@ _SENT = {
 def who_learns(
     steps: Iterable[Step[..., Any]], seen: Mapping[str, Seen] | None = None
 ) -> list[Learned]:
-    """Return the values that steps reveal, and to whom, as the steps declare.
+    """Return the values that steps reveal, and to whom, as declared by the steps.
 
     Values that the server forwards between parties are left out. `seen` contains the
     values that a run has sent, by action; if `seen` is given, only these values are

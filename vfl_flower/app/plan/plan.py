@@ -61,7 +61,7 @@ class RunPlan:
 
     @property
     def seconds(self) -> float | None:
-        """Expected seconds of the run, without sending the bytes; None: unknown."""
+        """Expected seconds of the run without the time to send bytes; None: unknown."""
         if self.ledger is None or self.round_trip is None:
             return None
         return self.ledger.round_trips * self.round_trip + self.computing
@@ -119,7 +119,7 @@ class RunPlan:
         total, each = "", "a few seconds each (on SuperNodes)"
         if self.seconds is not None and self.round_trip is not None:
             total = f"{duration(self.seconds)}, for "
-            each = f"{duration(self.round_trip)}, as `hello` took,"
+            each = f"{duration(self.round_trip)}, as measured by `hello`,"
         return (
             f"Expected time: {total}{ledger.round_trips} round trips of {each} and "
             f"{duration(self.computing)} of computing at this machine's speed, without "
@@ -201,7 +201,7 @@ def plan(
     varying: dict[str, tuple[int, int]] | None = None
     rehearsals: list[Rehearsal] = []
     with suppress(Exception), _rehearsing(few_rows):
-        # These rehearsals come first, since the very first one also waits for imports.
+        # These come first, since the very first rehearsal also waits for imports.
         clusters = rehearse(strategy, shapes, few_rows, clusters=True)
         random = rehearse(strategy, shapes, few_rows)
         varying = _varying(random, clusters)

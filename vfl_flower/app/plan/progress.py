@@ -32,7 +32,7 @@ PATIENCE = 5.0
 """Maximum seconds of computing in rehearsals, during which the parties wait."""
 
 LINE = re.compile(r"progress: ((?: {5}|[ \d]{3}% )(\S+) +round trip .*)")
-"""A line of :func:`line_of`, with groups for the shown text and for the step."""
+"""Matches a line of :func:`line_of`, with groups for the shown text and the step."""
 
 
 def line_of(step: str, trips: int, planned: int, n_bytes: int, seconds: float) -> str:

@@ -87,7 +87,7 @@ def rehearse(
                 X = 0.99 * X[which] + 0.01 * X
             y = None
             if shape.n_labels:
-                # Label holders have labels of different rows, where possible.
+                # Label holders have labels for different rows, where possible.
                 count = min(n, max(1, round(shape.n_labels * share)))
                 y = np.full(n, np.nan)
                 y[np.arange(known, known + count) % n] = draw(rng, count)
@@ -98,7 +98,7 @@ def rehearse(
         with apart(), folder:
             start = time.perf_counter()
             try:
-                # Nothing watches a rehearsal.
+                # The rehearsed copy has no Watch.
                 ledger = strategy.rehearsed().start(grid(parties)).ledger
             except Exception:
                 if last == 0:
@@ -106,7 +106,7 @@ def rehearse(
                 continue
             seconds = time.perf_counter() - start - ledger.seconds_waited
             return Rehearsal(ledger, max(0.0, seconds))
-    raise AssertionError  # the last labels have returned or raised
+    raise AssertionError  # unreachable: the last labels return or raise
 
 
 def n_rows_of(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:

@@ -55,7 +55,7 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
     """Return the ROC and calibration figures, from held-out rows binned by score."""
     if not {"rows", "positives"} <= curves.keys():
         return []
-    # Bins have an order even without probabilities, and so without scores.
+    # Bins are ordered even if there are no probabilities, and therefore no scores.
     rows, positives, score = _arrays(curves, "rows", "positives", "score")
     if not 0 < positives.sum() < rows.sum():
         return []

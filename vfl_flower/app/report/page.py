@@ -33,8 +33,8 @@ COSTS = {
     ),
     "Bytes from all parties": ("bytes_up", "Sent by all parties together."),
     "Bytes to all parties": ("bytes_down", "Sent by the server to all parties."),
-    "Time waited": ("seconds_waited", "Time in which the server waited for replies."),
-    "Time computed by parties": ("seconds_computed", "Sum over all parties."),
+    "Time waited": ("seconds_waited", "Time that the server waited for replies."),
+    "Computing by all parties": ("seconds_computed", "Sum over all parties."),
     "Bytes to evaluate": ("evaluation_bytes_up", "Sent by parties to test the model."),
     "Time in all": ("seconds", "At the server: waiting, and its own computing."),
 }
@@ -180,7 +180,7 @@ def _who_learned(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def verdicts(metrics: Mapping[str, Any], unit: str = "") -> list[str]:
-    """Return sentences that compare a model with no model; `unit` follows its error."""
+    """Compare a model with a trivial model in sentences; `unit` follows its error."""
     known = {k: v for k, v in metrics.items() if finite(v)}
     sentences = []
     rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"

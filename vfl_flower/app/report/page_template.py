@@ -1,4 +1,4 @@
-"""The template and style of a report; in Python, since a bundle has no other files."""
+"""The template and style of a report, in Python because a bundle has no other files."""
 
 from __future__ import annotations
 

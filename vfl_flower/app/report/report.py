@@ -25,8 +25,8 @@ from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
 
 RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figures"
-"""Names, in a run's folder, of the files of the numbers, the printed text and the page,
-and of the folder of figures. The page and the figures are made from the numbers."""
+"""Names in a run's folder: the files with the numbers, the printed text and the page,
+and the folder of figures. The page and the figures are made from the numbers."""
 
 _TRACE = "round_trips", "bytes", "value"
 """The numbers at each point of a trace."""
@@ -92,7 +92,7 @@ def page_text(result: ProtocolResult) -> str:
 
 
 def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
-    """Return a run config for a result of Python code, and the call that repeats it."""
+    """Return a run config for a run from Python, and the call that repeats the run."""
     strategy = result.strategy
     settings = changed(strategy)
     given = ", ".join(f"{k}={v!r}" for k, v in settings.items() if k != "seed")
@@ -102,7 +102,7 @@ def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
 
 
 def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
-    """Return the settings that differ from their defaults, without folders."""
+    """Return the settings, except folders, that differ from their defaults."""
     return {
         s.name: value if isinstance(value, bool | int | float | str) else str(value)
         for s in settings_of(type(strategy))

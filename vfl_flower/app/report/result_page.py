@@ -1,4 +1,4 @@
-"""The report of a result; its modules are imported on use: parties need no report."""
+"""The report of a result; parties need none, so its modules are imported on use."""
 
 from __future__ import annotations
 

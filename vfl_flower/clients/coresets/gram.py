@@ -1,6 +1,6 @@
 """A party's side of linear regression from a Gram matrix of all parties' columns.
 
-As for the other solvers (:mod:`vfl_flower.clients.coresets.linear`), party j has A_j =
+As in the other solvers (:mod:`vfl_flower.clients.coresets.linear`), party j has A_j =
 V (X_j - mean) on the rows of the coreset, where V = diag(sqrt(w / n)). The party opens
 an orthonormal basis U_j of its columns, A_j = U_j R_j, under the masks of
 :mod:`vfl_flower.clients.products`. The label holder gets R_j and the means, which
@@ -90,10 +90,9 @@ class Solved(TypedDict):
     """Reply of :func:`solve`: coefficients of all columns in party order, and totals.
 
     ``loss`` is the loss on the coreset, and ``left_out`` is the number of columns that
-    the parties have left out of the model. ``constant`` indicates whether the label
-    holder left its labels unused. The model is then the mean label of all rows of the
-    label holder, regardless of the requested rows, and the loss is the variance of the
-    labels.
+    the parties have left out of the model. ``constant`` is true if the label holder
+    left its labels unused. The model is then the mean of all the label holder's labels,
+    regardless of the requested rows, and the loss is the variance of these labels.
     """
 
     coefficients: Annotated[Array, Reals("d")]
@@ -134,7 +133,7 @@ def columns(
 ) -> Columns:
     """Open the party's columns under masks, and send their units to the label holder.
 
-    `counted` is the number of columns of the Gram matrix, as consent counts them. The
+    `counted` is the number of columns of the Gram matrix, as counted for consent. The
     weights add up to `n`.
     """
     sampling.check_labels(party)
@@ -187,13 +186,13 @@ def _gram_columns(
     y = None if party.y is None else party.y[rows].astype(np.float64)
     mean, y_mean, suitable = np.zeros(d), 0.0, True
     # The clipping depends only on the party's rows, not on the requested rows and
-    # weights. So sums over two sets of rows differ only by the rows that are in one of
-    # the sets, and not by the clipping.
+    # weights. So sums over two sets of rows differ only by the rows in just one of the
+    # sets, not by the clipping.
     every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
     clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, products.MOST_LEVERAGE)
     Z, X = sums(clip, X), clipped(clip, X)
     # The server chooses rows and weights, so a refusal would reveal values. Instead,
-    # columns that overflow and columns that point to a row are left out.
+    # columns that overflow or single out a row are left out.
     with np.errstate(over="ignore", invalid="ignore"):
         if intercept:
             mean = w @ X / w.sum()
@@ -207,7 +206,7 @@ def _gram_columns(
         t = None if y is None else root * (y - y_mean)
         if t is not None and not np.hypot(y_mean, np.linalg.norm(t)) <= LARGEST:
             suitable, t = False, np.zeros(len(t))
-    # Z, not X: a moved row differs from the most frequent value, but supports nothing.
+    # Z, not X: rows moved in X differ from the most frequent value, but must not count.
     stays, fit = _bounded(Z, A, y, t)
     T = clip[2 : 2 + d] if len(clip) else np.eye(d)
     left_out = (T != 0) @ (large | (A.any(axis=0) & ~stays)) | ~T.any(axis=1)
@@ -227,7 +226,7 @@ def _gram_columns(
 def _bounded(
     X: Array, A: Array, y: Array | None, t: Array | None
 ) -> tuple[Array, bool]:
-    """Return whether each column, and whether the labels, point to no single row."""
+    """Return, for each column and for the labels, whether they single out no row."""
     rules = LEAST_ROWS, products.MOST_LEVERAGE
     if y is not None and t is not None and bounded_columns([y], t[:, None], *rules)[0]:
         with_labels = np.column_stack([A, t])
@@ -256,8 +255,7 @@ def solve(
 ) -> Solved:
     """Open the Gram matrix and solve the system, at the label holder.
 
-    In :func:`columns`, each party's consent has permitted the party's coefficients to
-    leave.
+    Each party's consent to reveal its coefficients was checked in :func:`columns`.
     """
     from scipy.linalg import block_diag
 
@@ -268,7 +266,7 @@ def solve(
     mean = np.concatenate([unit[0] for unit in sent])
     starts = np.cumsum([0, *widths])
     # The labels are the last column of the first party; here they become the last
-    # column of all parties.
+    # column overall.
     label = int(sum(roles.owners[: roles.first + 1])) - 1
     order = [place for place in range(roles.columns) if place != label] + [label]
     R = block_diag(*(unit[1] for unit in sent))

@@ -4,7 +4,7 @@ Party j has A_j = V X_j on the rows of the coreset, where V = diag(sqrt(w / n)),
 label holder has t = V y / s, with a scale s for which ``|t|`` is at most 1. With an
 intercept, the weighted means are subtracted from X_j and y, so that no column resembles
 the column of ones. The optimal intercept is then 0, and the intercept for the original
-columns is a sum over the parties that follows from the means. The server knows the
+columns is a sum over the parties, computed from the means. The server knows the
 residuals r = t - sum_j A_j theta_j and sends them to all parties. Coefficients stay at
 the parties until :func:`coefficients` is requested.
 """

@@ -1,8 +1,8 @@
 """A party's side of predictions with a model that is a sum over columns.
 
 A linear model is the sum over the parties of X_j theta_j. Likewise, the squared
-distance of a row to a centre is the sum over the parties of the squared distances over
-each party's columns. Each party stores its own block of the model, with the encoding of
+distance from a row to a centre is the sum over the parties of squared distances in
+their own columns. Each party stores its own block of the model, with the encoding of
 its columns, and sends its contribution under masks. One party, the *receiver*, opens
 the sums.
 """
@@ -164,7 +164,7 @@ def _part(party: Party) -> Part:
 def block_rows(outputs: int) -> int:
     """Return the number of rows in a message; the last message has the remaining rows.
 
-    Since rows travel in blocks, even the mean error of repeated sums covers a block.
+    Since rows are sent in blocks, even the mean error of repeated sums covers a block.
     """
     return max(1, MOST_SUMS // outputs)
 
@@ -233,9 +233,9 @@ def answer(
 ) -> BlockAnswer:
     """Turn sums into predictions at the receiver; at the end, store or evaluate them.
 
-    The model came from the server, so each answer to `evaluate` is a mean over rows of
-    a function that a malicious server has chosen. Consent bounds the number of such
-    answers.
+    The model came from the server, so each answer to `evaluate` is a mean, over rows,
+    of a function that a malicious server could have chosen. Consent bounds the number
+    of such answers.
     """
     local_model = _part(party)
     linear, outputs = local_model["kind"] == "linear", len(local_model["weights"])
@@ -301,7 +301,7 @@ def _worth(
 def _evaluated(
     party: Party, test_fraction: float, test: bool, train: bool
 ) -> dict[str, Array]:
-    """Return the rows on which training evaluates a model, by name of the metric."""
+    """Return the rows on which training evaluates a model, by metric name."""
     sets = {}
     if test:
         sets["test_loss"] = test_rows(party, test_fraction)
@@ -360,7 +360,7 @@ def errors(
     test: bool,
     train: bool,
 ) -> Errors:
-    """Compare the sums, times `unit`, with the labels, at the label holder."""
+    """At the label holder, compare the sums times `unit` with the labels."""
     if party.y is None:
         raise PartyError("this party holds no labels")
     sets = _evaluated(party, test_fraction, test, train)
@@ -373,7 +373,7 @@ def errors(
         party.sum_over(rows)
         try:
             if not evaluation.hides_each(party, rows):
-                raise PartyError("the mean error would not hide each of so few rows")
+                raise PartyError("a mean over so few rows would not hide each of them")
             with np.errstate(over="ignore", invalid="ignore"):
                 worth = evaluation.measures_of(
                     party, y, predicted, "continuous", np.zeros(0)

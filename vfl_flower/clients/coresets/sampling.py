@@ -150,7 +150,7 @@ def test_rows(party: Party, test_fraction: float) -> Array:
 
 
 def numbers_of(rows: Array) -> Array:
-    """Return row numbers as integers, since truth values would act as a mask."""
+    """Return row numbers as integers, since booleans would act as a mask."""
     return rows.astype(np.uint8) if rows.dtype.kind == "b" else rows
 
 
@@ -365,8 +365,8 @@ def distances(
     """Send the squared distances of rows to each centre, over this party's columns.
 
     The server chooses the centres. If it changes only the centres of one party, two
-    sums differ by a function of the rows of that party. So these rows count as rows
-    that leave the party.
+    sums differ by a function of that party's rows. So these rows count as rows that
+    leave the party.
     """
     train = training_rows(party, test_fraction)
     rows = np.arange(party.n_rows)[start:stop] if train is None else train[start:stop]

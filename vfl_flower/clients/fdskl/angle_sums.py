@@ -182,7 +182,7 @@ def _check_request(part: KernelPart, request: state.AngleRequest) -> None:
         )
     if "shared_seed" in part and bits != 64:
         raise PartyError(f"bits must be 64 with shared features, got {bits}")
-    # Each party makes the shared features from the columns of all parties.
+    # Each party generates the shared features for the columns of all parties.
     size = max(len(request.rows) * bits, part.get("all_columns", 0) * 64) * stop // 8
     if size > MOST_BYTES:
         raise PartyError(f"angles must take at most {MOST_BYTES} bytes, got {size}")

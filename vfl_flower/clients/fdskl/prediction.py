@@ -87,7 +87,7 @@ def answer(
     last: bool = False,
     curves: Annotated[bool, OWN] = False,
 ) -> KernelAnswer:
-    """Run Algorithm 2 for blocks of rows, up to three of which overlap.
+    """Run Algorithm 2 for blocks of rows, with up to three blocks in progress.
 
     In this order, the party computes its contributions to the scores of one block
     (`at`); the answers for the previous block, whose scores have arrived (`done`); and

@@ -65,7 +65,7 @@ class SharedFeatures:
     """Features that all parties know, as in Algorithm 3; for comparison only.
 
     `seed` (hexadecimal) is the seed of omega, `widths` are the numbers of columns in
-    party order, and `kept` gives, for each label holder, the party whose phase stays in
+    party order, and `kept` names, for each label holder, the party whose phase stays in
     the holder's angles.
     """
 
@@ -142,10 +142,10 @@ class Problem:
 class Rule:
     """The rule by which label holders learn from a batch in the doubly stochastic form.
 
-    `step` is gamma of the published update. If `step` is 0, the label holder chooses
-    gamma; if `step` is None, the label holder takes the implicit step. `regularization`
-    is lambda or, for the implicit step, 1 / gamma, which cross-validation chooses if it
-    is 0.
+    `step` is the gamma of the published update. If `step` is 0, the label holder
+    chooses gamma; if `step` is None, the label holder takes the implicit step.
+    `regularization` is lambda or, for the implicit step, 1 / gamma (0: chosen by
+    cross-validation).
     """
 
     loss: LossName
@@ -246,7 +246,7 @@ def _new_training(party: Party, setup: Setup) -> Training:
 
 
 def _warn_of_scales(party: Party) -> None:
-    """Warn in the party's log if one bandwidth cannot fit all of its columns."""
+    """Log a warning if one bandwidth cannot fit all of the party's columns."""
     few = np.linspace(0, party.n_rows - 1, min(party.n_rows, 1000)).astype(np.intp)
     scales = np.asarray(party.rows.take(few), dtype=np.float64).std(axis=0)
     scales = scales[scales > 0]

@@ -204,7 +204,7 @@ def start(
     largest = 1.0
     if several and setup.target == "continuous":
         largest = np.abs(party.y[rows]).max()
-    if largest > 2.0**800:  # the bound of the sum of scores is 2^16 times as large
+    if largest > 2.0**800:  # the bound on sums of scores is 2^16 times as large
         raise PartyError("labels must be between -2^800 and 2^800")
     training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
     Y = signs_of(party.y[rows], setup.target, training.classes)

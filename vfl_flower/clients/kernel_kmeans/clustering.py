@@ -193,7 +193,7 @@ def _embedded(state: training.State) -> Array:
 @sums_over("none", "points count as embedded rows")
 @reveals("embedded-rows")
 def sample(party: Party, count: Count) -> Sample:
-    """Draw this party's points of the coreset of Balcan et al. (2013)."""
+    """Draw this party's points for the coreset of Balcan et al. (2013)."""
     state = party.recall(training.State)
     H, clusters = _embedded(state), state.clusters
     if clusters is None:

@@ -200,11 +200,11 @@ def begin(
     """Return sums for gamma and scaling; the first party also sends the features' seed.
 
     With `means`, the reply contains the sums of the columns; with `squares`, it
-    contains the sums of squares, for each ``"column"`` or in ``"total"``. If the server
-    asks again, `shift` is subtracted from the rows before they are summed. With
-    `known`, the reply also contains the number of values in each column that are not
-    missing, and only these values are summed. The server chooses the sums in the steps
-    that follow, so all rows count as leaving the party.
+    contains the sums of squares, for each ``"column"`` or in ``"total"``. A repeated
+    request can contain `shift`, which is subtracted from the rows before they are
+    summed. With `known`, the reply also contains the number of non-missing values in
+    each column, and only these values are summed. The server chooses the sums in the
+    steps that follow, so all rows count as leaving the party.
     """
     if party.remembered() and party.recall(State).t:
         raise PartyError("this step must come before the iterations")
@@ -349,7 +349,7 @@ def _advance(
         raise PartyError(f"t must be {state.t} or {state.t + 1}, got {t}")
     if state.t and mechanism != (state.P is not None):
         raise PartyError("the communication mechanism must not change during a run")
-    if state.t == t:  # with a wider bound, or for another product
+    if state.t == t:  # requested again, with a wider bound or for another product
         return state
     if (R is not None) != (mechanism and t > 1):
         raise PartyError("R must be given if and only if cem is true and t > 1")

@@ -94,8 +94,8 @@ def forget(
 
     `leaving` contains the places of the parties that leave the model, and is the same
     in all requests. The fewer parties stay, the more the sums reveal about each of
-    them. A party that leaves sends empty counts if its file requests to leave. The
-    state of such a party can be missing, so the request includes the settings.
+    them. A party that leaves sends empty counts if its file names the model to leave.
+    The state of such a party can be missing, so the request includes the settings.
     Meanwhile, the other parties keep their requests for a later ``unlearn``.
     """
     gone_parties = set(leaving or ())
@@ -245,7 +245,7 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
         models = set(list_models(folder)) - {model}
     for other in models:
         state = ClientState(folder, other)
-        with suppress(PartyError):  # a model that the party left, or not a state
+        with suppress(PartyError):  # the party left the model, or the file is no state
             remembered |= state.keep(state.tag(asked))
     return int(np.count_nonzero(remembered))
 
@@ -253,7 +253,7 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
 def _leave(
     party: Party, model: str, settings: TrainingSettings | None, key: bytes
 ) -> Forgotten:
-    """Return empty counts; refuse unless a file of the party requests to leave."""
+    """Return empty counts; refuse unless the party left or its file names the model."""
     if settings is None:
         raise PartyError("the request lacks the training settings")
     if party.state_dir is None:
@@ -313,7 +313,7 @@ def status(party: Party, model: str, version: training.Version, before: str) -> 
     }
 
 
-# -- adding rows (ours) ---------------------------------------------------------------
+# -- adding rows (not in the paper) ---------------------------------------------------
 
 
 @step

@@ -22,7 +22,7 @@ MOST_CLUSTERS = 2**12
 """Maximum number of clusters: a party's time grows with rows times clusters."""
 
 LEAST_BIN_ROWS = 5
-"""Minimum number of rows whose mean is a centroid; fewer rows would reveal a row."""
+"""Minimum number of rows per centroid; a mean of fewer rows would reveal a row."""
 
 ClusterCount = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 

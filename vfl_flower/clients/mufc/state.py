@@ -166,7 +166,7 @@ class StateFile:
     def _new(self) -> Iterator[sqlite3.Connection]:
         """Create the file for one transaction, or empty it if training is unfinished.
 
-        An existing file is not replaced: a killed process can have left a journal,
+        An existing file is not replaced: a killed process may have left a journal,
         which SQLite would find beside a new file of the same name.
         """
         with self._errors():
@@ -227,7 +227,7 @@ class StateFile:
         """Turn errors caused by damaged contents into one sentence."""
         try:
             yield
-        except (ValueError, TypeError, KeyError):  # JSON's errors among them
+        except (ValueError, TypeError, KeyError):  # including JSON errors
             logger.error("settings in %s are damaged", self._path)
             raise self.error(
                 f"the state of model {self.model} at {self.owner} is damaged"
@@ -523,7 +523,7 @@ def now() -> str:
 
 
 def _hmacs(key: bytes, ids: Sequence[Any]) -> list[bytes]:
-    """Return HMAC-SHA256(key, id), shortened, for each id."""
+    """Return HMAC-SHA256(key, id), truncated, for each id."""
     keyed, tags = hmac.new(key, digestmod="sha256"), []
     for name in ids:
         tag = keyed.copy()  # faster than a new HMAC for each id

@@ -53,7 +53,7 @@ RowCenters = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUST
 
 @stored_as("vfl_flower.clients.mufc.MUFCState")
 class MUFCState:
-    """A party's state between the sending of its counts and the end of the run."""
+    """A party's state from sending its counts to the end of the run."""
 
     model: str
     """The id of the model."""
@@ -241,7 +241,7 @@ def commit(
             reply["cost"] = split_limbs(np.array([total]))
     if party.state_dir is not None:
         client = ClientState(party.state_dir, state.model)
-        remove_file(predictions_file(client))  # until those of this version are written
+        remove_file(predictions_file(client))  # until this version's file is written
         if not kept:
             client.remove_unfinished()
         elif not state.leaves:
@@ -440,7 +440,7 @@ def evaluate(
     return {"totals": np.array([float(len(rows)), cost])}
 
 
-# -- rules, as sentences --------------------------------------------------------------
+# -- checks of the data ---------------------------------------------------------------
 
 
 def check_box(

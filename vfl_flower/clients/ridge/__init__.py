@@ -1,1 +1,1 @@
-"""Ridge regression on columns that are not pooled: the party's side."""
+"""A party's side of ridge regression on columns that are not pooled."""

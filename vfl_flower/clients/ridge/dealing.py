@@ -35,7 +35,7 @@ def row_blocks(rows: int, columns: int) -> list[Array]:
 
 
 def root_of(party: Party) -> bytes:
-    """Return the secret of a dealing party, the same for repeated requests."""
+    """Return the dealer's secret, which is the same for repeated requests."""
     return derive_key(party.run_secret, [labels.ANGLES_DEALER])
 
 
@@ -95,10 +95,10 @@ def part(
 ) -> RidgePartInfo:
     """Describe the local model; as a dealer, send randomness for the first new rows.
 
-    A dealing party knows each party's number of columns from its local model, so the
-    other parties need not wait for the randomness. By default, the server is the
-    dealer, and the other computing party is the first that is neither dealer nor label
-    holder.
+    If a party is the dealer, it knows each party's number of columns from its local
+    model, so the other parties need not wait for the randomness. By default, the server
+    is the dealer, and the other computing party is the first party that is neither
+    dealer nor label holder.
     """
     if "local" not in party.part:
         raise PartyError("this run has no model for this strategy")

@@ -1,4 +1,4 @@
-"""Score rows with a kernel model that was solved from sums of products.
+"""Score rows with a kernel model that was computed from sums of products.
 
 New rows and held-out rows have the same features as in training. Only the label holder
 knows the weights and opens the scores. Nobody knows all features of a row.
@@ -95,7 +95,7 @@ class Products(TypedDict, total=False):
 
 
 def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalColumns]:
-    """Return the party's local model, its columns for rows, and its local columns."""
+    """Return the party's local model, its columns of `rows`, and its local columns."""
     if "local" not in party.part:
         raise PartyError("this run has no model for this strategy")
     X = np.asarray(party.rows.take(rows.astype(np.intp)), dtype=np.float64)

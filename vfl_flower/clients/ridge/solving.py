@@ -42,9 +42,9 @@ class Mixed(TypedDict, total=False):
 class FittedRidge(TypedDict):
     """Reply of :func:`fit`; only the label holder sends more than `kept`.
 
-    `constant` indicates whether the label holder used none of its labels, because the
-    labels of these rows violate a rule or no model fits them. The model is then the
-    mean of all labels of the label holder, or the frequencies of the classes, and
+    `constant` is true if the label holder used none of its labels, because the labels
+    of the training rows violate a rule or because no model fits them. The model is then
+    the mean of all labels of the label holder, or the frequencies of the classes, and
     `cv_score` is the error of this model.
     """
 
@@ -67,11 +67,11 @@ def relevance(
     frequencies: products.Secrets | None = None,
     triples: products.FromServer | None = None,
 ) -> Mixed:
-    """Solve the system at the label holder; report the columns' relevance to others.
+    """Solve the system at the label holder; report to others their columns' relevance.
 
     kinds, share: as for :func:`fit`.
     widths, counted: the number of columns of each party, and of all other parties
-        together, as consent counts them.
+        together, as counted for consent.
     triples: the server's triples for the label holder, in party order.
     """
     state = party.recall(ridge.RidgeState)
@@ -273,7 +273,7 @@ def drawn_probes(
     """Return B for frequencies times their bandwidths, of shape (A, probes).
 
     B is in units of the standard deviation of f over the training rows. It is computed
-    from the Gram matrix that is solved, whose joint features come last, by bandwidth.
+    from the Gram matrix of the system, whose joint features come last, by bandwidth.
     """
     weights, n, A = solved.weights, gram[-1, -1], joint.angles
     M = len(weights)

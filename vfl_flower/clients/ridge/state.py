@@ -1,4 +1,4 @@
-"""Requests to a party in ridge, the party's state, and shares of joint features."""
+"""Requests to a party in ridge regression, its state, and shares of joint features."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOST_KERNELS = 8
 """Maximum number of bandwidths."""
 
 Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
-"""Bandwidth, within bounds at which no scaled angle overflows: a refusal would reveal
+"""Bandwidth, limited so that no scaled angle overflows: a refusal would reveal
 values."""
 
 Density = Annotated[float, Gt(0), Le(1)]
@@ -118,7 +118,7 @@ class RidgeState:
     classes: Array = field(default_factory=lambda: np.zeros(0))
     """The labels of the classes."""
     muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The local columns set to 0, since with labels they would reveal single rows."""
+    """The local columns set to 0: with the labels, they would reveal single rows."""
     constant: bool = False
     """Whether the party's labels violate a rule, so that zeros replace the targets."""
 

@@ -1,4 +1,4 @@
-"""A party's side of a ridge model that is solved only from sums of products.
+"""A party's side of a ridge model that is computed only from sums of products.
 
 A row has local columns, which each party derives from its own columns, and joint
 features (:mod:`vfl_flower.clients.ridge.state`), which nobody knows: the two computing
@@ -129,7 +129,7 @@ def hide_rows(
 ) -> HiddenColumns:
     """Send the party's local columns under masks, and its angles plus random angles.
 
-    counted: the number of columns of the Gram matrix, as consent counts them.
+    counted: the number of columns of the Gram matrix, as counted for consent.
     dealt, turn_parts: the dealer's randomness, from the server or from a party.
     triple, probes: for the relevance of the party's columns, the server's triple and
         the label holder's message after the round that finds the relevance.
@@ -288,9 +288,9 @@ def check_targets(
 ) -> None:
     """Withhold labels with which a Gram matrix would reveal a single row.
 
-    Before that, real labels are clipped, and local columns that would reveal a row
-    together with the labels are set to zeros. The columns are not removed, because the
-    server learns their number, which must not depend on labels.
+    Before that, real labels are clipped, and local columns that, together with the
+    labels, would reveal a row are set to zeros. The columns are not removed, because
+    the server learns their number, which must not depend on labels.
     """
     assert party.y is not None
     y = party.y[ridge.training_rows(party, state.task)]

@@ -171,14 +171,15 @@ def fit_gram(
     r"""Choose the penalties by evidence, and fit.
 
     `gram`, (M + K + 1, M + K + 1), holds the sums of products of M features, K targets
-    and a column of ones; `sizes` holds the numbers of features in each block. For
+    and a column of ones; `sizes` holds the number of features in each block. For
     classes, the targets are -1 and +1: one target for two classes, and otherwise one
-    target per class. `class_weights`, (classes,), holds the weight of a row of each
-    class in the offset; for one target, the class -1 comes first and the class +1
+    target per class. `class_weights`, (classes,), holds the weight that a row of each
+    class has in the offset; for one target, the class -1 comes first and the class +1
     second. By default, all classes have equal weight. `noise` is the error of an entry
-    of G relative to the lengths of its two columns. No penalty is below ``10 noise
-    sqrt(M)`` times the largest mean square of a feature in its block, which is ten
-    times the variance that such errors can create in a direction without variance.
+    of G relative to the lengths of its two columns. No penalty is below
+    ``10 noise sqrt(M)`` times the largest mean square of a feature in its block, which
+    is ten times the variance that such errors can create in a direction without
+    variance.
 
     In addition to `gram`, the function needs memory for four matrices of order M.
     Raises ValueError if no penalty gives a fit or a class has no rows.
@@ -318,7 +319,7 @@ class _Away:
 
     @classmethod
     def of(cls, sums: _Sums, W: Array, left: float) -> _Away:
-        """Return the sums of ``g = y - (y - f) / left``, which has the mean of y."""
+        """Return the sums of ``g = y - (y - f) / left``; g and y have equal means."""
         with_y, squares = W.T @ sums.C, W.T @ sums.S @ W
         error = np.diag(sums.T - 2 * with_y + squares) / sums.n / left**2
         c, T, y_mean = 1 / left, sums.T, sums.y_mean

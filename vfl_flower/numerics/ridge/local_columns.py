@@ -14,7 +14,7 @@ There are three types of columns:
    deviations;
 2. *intervals*: 1 if a value is between two quantiles, so intervals also represent the
    levels of columns with few values; rare levels are merged with a neighbour;
-3. *waves*: cosine and sine of random angles of the party's columns.
+3. *waves*: cosines and sines of random angles of the party's columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLIP = 8.0
 """Maximum distance from the median, in standard deviations."""
 
 WAVE_BANDWIDTH = 0.5
-"""Bandwidth of the waves, as a multiple of the rows' median distance over sqrt 2."""
+"""Bandwidth of the waves, in units of the rows' median distance / sqrt(2)."""
 
 REACHED = 5
 """Number of rows at or beyond either end of a clipped column."""

@@ -69,7 +69,7 @@ def deal_cosines(
     """Yield the dealer's messages to party 1, one per block of rows.
 
     The messages hold party 1's shares of cos(m r) and sin(m r), packed, with an even
-    number f of fraction bits. All other parties need only their seed.
+    number f of fraction bits. Every other party needs only its seed.
     """
     seeds = [deal.seed(root, party) for party in range(parties)]
     for block, rows in enumerate(deal.blocks()):
@@ -94,8 +94,8 @@ def cosine_shares(
 ) -> Array:
     """Return one computing party's shares of the cosines and sines of a block.
 
-    `dealt` is the dealer's message: to party 0 its seed, and to party 1 the block of
-    :func:`deal_cosines`. `delta`, (b, features), is theta + r.
+    `dealt` is the dealer's message: for party 0 its seed, and for party 1 the block
+    from :func:`deal_cosines`. `delta`, (b, features), is theta + r.
 
     The result, uint64, (b, 2 * features), holds [cos(m theta)]_j with f fraction bits,
     followed by the sines. These shares are even where cos and sin of delta are even, so

@@ -16,18 +16,18 @@ products. Each s is opened under a separate mask M (P. Mohassel and Y. Zhang,
 The holder computes the first term, the other party computes the second term, and both
 have shares of the last term.
 
-The dealer gives the holder the seed of A and K x m numbers, which are its share of
-A^T M. The other party's share follows from its seed of M. E and W are uniform to their
-recipients. Using A for many products reveals nothing, because E is sent only once, and
-each M and each share of A^T M is new.
+The dealer gives the holder the seed of A and K x m numbers, which are the holder's
+share of A^T M. The other party's share follows from its seed of M. E and W are uniform
+to their recipients. Using A for many products reveals nothing, because E is sent only
+once, and each M and each share of A^T M is new.
 
 An integer times a number with f fraction bits has f fraction bits, so no bits are ever
 cut off: Z^T s is exact as long as it fits into 2^k. If both parties have shares of s =
-s_0 + s_1, the holder computes the product of Z^T with its own share without help. If Z
+s_0 + s_1, the holder alone computes the product of Z^T with its own share. If Z
 is one-hot, the holder sums by bin (:func:`bin_sums`); the products with E and A are
 dense.
 
-**A dealer that sends a wrong A^T M**, or seeds that do not fit it, would change the
+**A dealer that sends a wrong A^T M**, or seeds that do not match it, would change the
 result. So A has additional columns B that hide no column of Z. Together with E, the
 holder opens U = A V + B, where V is random and unknown to the dealer. For each product,
 both parties compare V^T [A^T M] + [B^T M], which the other party computes as U^T M

@@ -5,9 +5,9 @@ block of the frequencies (:mod:`vfl_flower.numerics.ridge.relevance`). The party
 Omega^T B, where B is a random matrix from N(0, H) that the label holder draws, and
 nobody else learns anything. This requires one triple from the dealer
 (:mod:`vfl_flower.secure_aggregation.products.triples`). The party sends the opening of
-the triple, and the values that check the triple, with its columns of the first round.
-From Omega^T B it computes the relevance of its own columns, and scales these columns
-for the second round.
+the triple, and the values that check the triple, together with its columns in the first
+round. From Omega^T B it computes the relevance of its own columns, and scales these
+columns for the second round.
 """
 
 from __future__ import annotations

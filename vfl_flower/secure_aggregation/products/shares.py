@@ -63,7 +63,7 @@ class Deal:
     action: str
     """Step of the protocol."""
     round: int
-    """Strictly increases within a run for the same action, at least 0."""
+    """Strictly increasing within a run for the same action, at least 0."""
     half: int
     """Index of the subset of rows, at least 0."""
     shape: tuple[int, ...]
@@ -197,7 +197,7 @@ class Portion:
         """Raise ``ValueError`` if there are more bytes."""
         if len(self._left):
             raise ValueError(
-                f"the dealer's messages have {len(self._left)} bytes too many"
+                f"the dealer's messages have {len(self._left)} surplus bytes"
             )
 
 
@@ -208,7 +208,7 @@ class Elements:
         self._data, self._place = data, 0
 
     def take(self, bits: int, shape: tuple[int, ...]) -> Array:
-        """Return the next elements; raises ``ValueError`` if there are too few."""
+        """Return the next elements; raise ``ValueError`` if there are too few."""
         start = self._place
         self._place += math.prod(shape) * width_of(bits)
         return unpack(self._data[start : self._place], bits, shape)

@@ -173,7 +173,7 @@ class GramTriple(_Triple):
     Open each block (:meth:`opening`), sum the openings of both parties, pass each block
     of this sum to :meth:`add`, and send or open the result (:meth:`share`,
     :func:`open_gram`). Raises ValueError if the dealer's message is for a different use
-    or altered.
+    or has been altered.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:

@@ -96,7 +96,7 @@ class CoresetPrediction(RowPrediction):
 
     @property
     def terms(self) -> Terms:
-        """Predictions and, for an evaluation, moments, which many errors reveal."""
+        """Predictions; to evaluate, also moments, which many models' errors reveal."""
         needs: tuple[Kind, ...] = ("predictions", "moments")
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 

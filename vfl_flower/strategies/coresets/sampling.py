@@ -22,9 +22,9 @@ from vfl_flower.strategies.evaluation import JudgedStrategy
 from vfl_flower.typing import Array
 
 MESSAGE_NUMBERS = 2**22
-"""Maximum count of numbers in a message of a party that sends or evaluates all rows.
+"""Maximum number of values in a message from a party that sends or evaluates all rows.
 
-The numbers occupy 32 MB.
+These values occupy 32 MB.
 """
 
 
@@ -129,11 +129,11 @@ class CoresetStrategy(JudgedStrategy):
 
     @property
     def variant(self) -> str:
-        """The sampling, which a report compares with other samplings."""
+        """The sampling method, which a report compares with other methods."""
         return self.sampling
 
     def baselines(self) -> dict[str, ProtocolStrategy]:
-        """Return this strategy with each of the other samplings."""
+        """Return this strategy with each of the other sampling methods."""
         return {  # `check_size` is 0 unless this is the coreset itself
             name: self.replace(sampling=name, check_size=0)
             for name in ("coreset", "uniform", "full")

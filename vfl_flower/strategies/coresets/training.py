@@ -55,7 +55,7 @@ class CoresetVRLR(LinearStrategy):
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, digest of ids, key        all of it
-    totals         G_j = sum_i g_ij; rows drawn with      each G_j, the rows' numbers
+    totals         G_j = sum_i g_ij; rows drawn with      each G_j, the row numbers
                    probability g_ij / G_j
     scores         g_ij for i in S, masked                only sum_j g_ij
     .. with rows   its columns of S, its labels           all of them (``central``)
@@ -94,9 +94,9 @@ class CoresetVRLR(LinearStrategy):
     The solvers ``cg`` and ``saga`` report ``converged`` and ``iterations``; ``cg`` also
     reports ``sigma_min_x``, an estimate of ``sigma_min`` that is computed without the
     labels. ``gram`` reports ``left_out``, the number of columns that the parties have
-    left out because these columns identify single rows. Before that, the parties add up
-    rare columns and move far rows towards the mean. With ``full`` sampling, there is no
-    ``sigma_min``.
+    left out because these columns identify single rows. Before leaving columns out,
+    the parties add up rare columns and move outlying rows towards the mean. With
+    ``full`` sampling, there is no ``sigma_min``.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class CoresetVRLR(LinearStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Add coefficients unless rows are pooled, and the kinds for an evaluation."""
+        """Add coefficients unless rows are pooled, and what an evaluation needs."""
         kinds, less = {*super().terms.needs}, ""
         if self.solver == "gram" and self.sampling != "coreset":
             kinds = set()  # no value of a row leaves a party
@@ -189,7 +189,7 @@ class CoresetVRLR(LinearStrategy):
             self._check_size(parties, n)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
-        # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
+        # A leverage score is at most 1, so a score of Algorithm 2 is at most 1 + 1 / n.
         scoring = sampling.Scoring(bound=2.0, intercept=self.fit_intercept)
         coreset = self.draw(parties, run, scoring)
         w = coreset.weights
@@ -310,7 +310,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
     round trip      party j sends                          the server learns
     ==============  =====================================  ==========================
     hello           name, sizes, digest of ids, key        all of it
-    totals          G_j = sum_i g_ij; rows drawn with      each G_j, the rows' numbers
+    totals          G_j = sum_i g_ij; rows drawn with      each G_j, the row numbers
                     probability g_ij / G_j
     scores          g_ij for i in S, masked                only sum_j g_ij
     .. with rows    its columns of S                       all of them (``central``)

@@ -21,10 +21,10 @@ from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.typing import Array
 
 AngleMasking = Literal["circle", "paper"]
-"""The way to hide angles: masks modulo a full turn, or Algorithm 3."""
+"""How angles are hidden: by masks modulo a full turn, or by Algorithm 3."""
 
 CircleBits = Literal[8, 16, 32]
-"""Number of bits of an angle that parties add up under masks."""
+"""Number of bits of an angle in a sum under masks."""
 
 Bits = CircleBits | Literal["auto"]
 """The setting: "auto" means 8 if rows are sent in batches, and 16 otherwise."""
@@ -33,8 +33,7 @@ Topology = Literal["star", "ring", "tree"]
 """The route of sums: to the server, along a chain of parties, or along a tree."""
 
 _SCORE_BOUND = 2.0**16
-"""Maximum score of a row that label holders may add up, relative to their largest
-label."""
+"""Maximum score per row in the label holders' sum, relative to their largest label."""
 
 _REAL = Sum(bound=2.0**60, group="plain")
 
@@ -56,13 +55,13 @@ class OverlappedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Angles:
-    """The way in which the label holders receive the angles of rows (Algorithm 3)."""
+    """How the label holders receive the angles of rows (Algorithm 3)."""
 
     parties: Parties
     holders: list[int]
     """Indices of the parties that hold labels."""
     bits: state.Bits
-    """Bits of an angle and of sums on the circle; 64 means real turns without masks."""
+    """Bits of each angle and sum on the circle; 64 means real turns without masks."""
     topology: Topology = "star"
     phase_parties: tuple[int, ...] = ()
     """For each label holder, the party whose phase remains, if features are shared and
@@ -261,7 +260,7 @@ class AngleStrategy(ProtocolStrategy):
     and no other model may do so."""
 
     auto_bits: ClassVar[CircleBits] = 16
-    """Number of bits that ``bits="auto"`` means."""
+    """Number of bits for ``bits="auto"``."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if the settings do not fit together."""
@@ -278,7 +277,7 @@ class AngleStrategy(ProtocolStrategy):
 
     @property
     def angle_bits(self) -> state.Bits:
-        """Number of bits of an angle, as the settings determine it."""
+        """Number of bits of an angle, from the settings."""
         if self.masking == "plain" or self.angle_masking == "paper":
             return 64
         return self.auto_bits if self.bits == "auto" else self.bits
@@ -290,7 +289,7 @@ class AngleStrategy(ProtocolStrategy):
         phase_parties: Sequence[int],
         scale: float = 1.0,
     ) -> Angles:
-        """Return the way in which these holders receive angles; see :class:`Angles`."""
+        """Return the :class:`Angles` of these label holders."""
         return Angles(
             parties,
             holders,

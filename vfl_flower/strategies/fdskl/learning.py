@@ -154,7 +154,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     def _bandwidth(self, parties: Parties, rows: Array | None = None) -> float:
         """Return the bandwidth: as given, or from the median distance between `rows`.
 
-        If the run also requests the angles of `rows`, no other row is shared.
+        If the run also requests the angles of `rows`, this choice shares no other row.
         """
         if not isinstance(self.bandwidth, str):
             return self.bandwidth

@@ -106,7 +106,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
     def _check_parts(
         self, parties: Parties, replies: Replies[prediction.KernelPartInfo]
     ) -> None:
-        """Raise unless these are all local models of one model, in the right order."""
+        """Raise unless these are all the local models of one model, in party order."""
         check_places(parties, replies, _COMMON)
         first = replies[0]
         holders, phase_parties = first["holders"], first["kept"]

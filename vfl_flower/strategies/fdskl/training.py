@@ -34,7 +34,7 @@ from vfl_flower.strategies.fdskl.learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array
 
 IMPLICIT_FEATURES = 1500
-"""Maximum number of features with implicit steps, at half the direct form's bytes."""
+"""Maximum number of features with implicit steps, for half the direct form's bytes."""
 
 PUBLISHED_STEPS = 32
 """Default number of iterations of the published update."""
@@ -51,7 +51,7 @@ class FDSKL(KernelLearning):
     distances      its contribution to distances between  nothing: only the label
                    rows, masked                           holder can unmask it
     bandwidth      the label holder: their median         the bandwidth
-    start          label holders: row numbers of their    the rows' numbers
+    start          label holders: row numbers of their    the row numbers
                    instances, number of f's columns, and
                    the scale of labels (a power of two)
     iterate        omega_j^T x_j + b_j; with several      nothing
@@ -346,8 +346,8 @@ class FDSKLDirect(KernelLearning):
     often, but with more false alarms, and probabilities assume classes of equal
     size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"  # type: ignore[assignment]
-    """As in FDSKL. "auto": the best of seven bandwidths, from 1/3 to 4 times that of
-    "median"."""
+    """As in FDSKL. "auto": the best of seven bandwidths, from 1/3 to 4 times the
+    bandwidth of "median"."""
 
     steps: ClassVar[Steps] = (
         *(angle_sums.distances, angle_sums.bandwidth, angle_sums.angles, training.fit),

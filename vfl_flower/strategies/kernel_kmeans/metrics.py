@@ -19,7 +19,7 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
     "smallest_cluster": evaluation.SMALLEST,
     "largest_cluster": evaluation.LARGEST,
     "moved": Metric(
-        "How far the last iteration moved",
+        "Movement in the last iteration",
         "How much the learned subspace rotated in an iteration; 0 is the minimum. Near "
         "0, the subspace has settled, and more iterations would change little.",
         "lower",
@@ -57,7 +57,7 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
     ),
     "clusters": Metric(
         "Clusters",
-        "Number of clusters that the server has chosen by the distances between them.",
+        "Number of clusters, chosen by the server from the distances between them.",
         kind="count",
     ),
 }

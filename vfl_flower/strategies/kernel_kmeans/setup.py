@@ -104,7 +104,7 @@ class KernelClustering(JudgedStrategy):
     "sums"."""
     coreset_size: Natural = 1000
     """Number of points that all parties together send for clustering "coreset", besides
-    centres. A party with no more rows than its share sends all rows."""
+    centres. A party with no more rows than its share of these points sends all rows."""
     standardize: bool = False
     """Scale columns by the mean and standard deviation over all parties."""
     cem: bool = True

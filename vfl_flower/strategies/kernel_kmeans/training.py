@@ -393,7 +393,7 @@ class FKKMeans(setup.KernelClustering):
                 V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
                 space.step(values, V_B / np.sqrt(values), float(N))
             self._record(run, parties, space, start.setup.gamma, pairs.steps)
-            U = U[:, : len(space.values)]  # `step` drops more as rounding errors
+            U = U[:, : len(space.values)]  # `step` drops further rounding errors
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 

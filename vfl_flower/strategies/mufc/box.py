@@ -32,7 +32,7 @@ would be 1/2, and the clusters would be the levels.
 """
 
 MOST_OF_SPREAD = 0.8
-"""Share of the sum of squares between clusters above which a column dominates."""
+"""A column dominates above this share of the sum of squares between clusters."""
 
 
 def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
@@ -131,7 +131,7 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
 
 
 def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list[str]:
-    """Return a warning if one column, or the text columns, dominate the clusters.
+    """Return a warning if one column or the text columns dominate the clusters.
 
     `scaled`, shape (K, d), contains the centres in the cube. `sizes`, shape (K,),
     contains n_k, the number of rows of each cluster. A column adds sum_k n_k (c_kj -
@@ -159,7 +159,7 @@ def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list
         if share >= MOST_OF_SPREAD:
             return [
                 f"text columns make up {share:.0%} of the spread between clusters: "
-                "name columns in box (which gives text less weight, with bounds "
+                "name columns in box (text then gets less weight, with bounds "
                 f"{INDICATOR[0]},{INDICATOR[1]}), or omit text columns from `columns`"
             ]
     return []

@@ -97,8 +97,8 @@ class ServerState(StateFile):
     ) -> None:
         """Overwrite the current version with the next version, which is then valid.
 
-        The parties compare `run` with their own. Raises ValueError if `version` is not
-        the next version.
+        The parties compare `run` with the run of their own version. Raises ValueError
+        if `version` is not the next version.
         """
         packed = [bins.astype("<i8"), counts.astype("<i8"), centers.astype("<f8")]
         version = int(version)  # SQLite does not accept NumPy integers

@@ -77,7 +77,7 @@ class StateTask(ModelTask, training.MUFCTask):
         self.state.load()
 
     def known(self, now: GlobalClusters) -> MUFCModel:
-        """Return the model in the version that the server has."""
+        """Return the version of the model that the server stores."""
         model = training.version_of(
             self.model_id, now.version, now.centers, now.settings, True
         )
@@ -259,9 +259,9 @@ class MUFCForgetClient(ForgettingTask):
 
     A connected party (a "client" in [1]) removes its own state if ``leave.txt`` in its
     ``state-dir`` names the model (:func:`~vfl_flower.request_changes`). If the party is
-    not connected, the counts of the other parties suffice, and the consent of each of
-    them must name the party under ``changed-parties``. The other parties' requests to
-    forget or add rows wait for another run.
+    not connected, the counts of the other parties suffice, and the consent of each
+    of these parties must name the absent party under ``changed-parties``. The other
+    parties' requests to forget or add rows wait for another run.
 
     Examples
     --------
@@ -328,9 +328,9 @@ class MUFCAdd(StateTask):
 
     Notes
     -----
-    [1] describes only removals. For additions, each centroid of a party stays with the
-    probability that training on the old and new rows would have drawn the centroid
-    from the old rows: see :func:`vfl_flower.numerics.mufc.initialise`.
+    [1] describes only removals. For additions, each centroid of a party is retained
+    with the probability that training on the old and new rows would have drawn the
+    centroid from the old rows: see :func:`vfl_flower.numerics.mufc.initialise`.
 
     Examples
     --------
@@ -376,7 +376,7 @@ class ReadingTask(StateTask):
 
     @property
     def terms(self) -> Terms:
-        """No kinds: only counts of rows leave a party."""
+        """No kinds, because only counts of rows leave a party."""
         return Terms()
 
 
@@ -501,8 +501,8 @@ class MUFCEvaluation(MUFCPrediction):
 
     Notes
     -----
-    A malicious server can choose the centres, and can single out rows by the costs for
-    many centres. Therefore the costs count as ``row-sums``, once per session.
+    A malicious server can choose the centres, and can use the costs for many centres
+    to single out rows. Therefore the costs count as ``row-sums``, once per session.
 
     Examples
     --------

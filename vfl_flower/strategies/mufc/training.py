@@ -239,7 +239,7 @@ class MUFC(MUFCTask):
     -----
     With ``client_training="init"``, centroids are rows, and each bin reveals that it
     contains a row of some party. Anyone with candidate rows can find out which of them
-    are centroids, however many rows the bin counts. With the defaults of
+    are centroids, however many rows the bin represents. With the defaults of
     `client_training` ("full") and `min_rows_per_bin`, a bin contains a mean of several
     rows of a party. Nothing is differentially private. See ``docs/mufc.md`` for the
     figures.
@@ -435,7 +435,7 @@ class MUFC(MUFCTask):
         if self.folder is not None and all(replies.each("kept")):
             names = [info.name for info in parties]
             state = ServerState(self.folder, model)
-            if not (state.exists and state.version):  # as after a kill
+            if not (state.exists and state.version):  # unless a killed run saved it
                 state = ServerState.create(self.folder, model, agreed, names)
                 state.save(1, bins, counts, centers, names, "train", run=model)
         else:
@@ -472,7 +472,7 @@ class MUFC(MUFCTask):
 
 
 def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
-    """Have parties remove the state of a failed training run; log where it can remain.
+    """Have parties remove the state of a failed training run; log where it may remain.
 
     A party that refused has written nothing; other `failed` nodes are not asked.
     """
@@ -528,7 +528,7 @@ def version_of(
 
 
 def worth(model: MUFCModel, agreed: TrainingSettings) -> dict[str, float]:
-    """Return the objective and, if centres are means, the share explained.
+    """Return the objective and, if centres are means, the share of spread explained.
 
     The server computes both without asking the parties. If each centre is the mean of
     its n_k rows, the total sum of squares is the sum between clusters, sum_k n_k |c_k -

@@ -1,1 +1,1 @@
-"""Ridge regression on columns that nobody pools: the server's side."""
+"""Ridge regression on columns that are not pooled: the server's side."""

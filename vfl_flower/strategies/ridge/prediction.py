@@ -1,4 +1,4 @@
-"""Predictions for new rows by the local models of a ridge model at the parties."""
+"""Predictions for new rows by a ridge model whose local models are at the parties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ridge regression on columns that nobody pools, from sums of products only.
+"""Ridge regression on columns that are not pooled, from sums of products only.
 
 [1] D. Beaver, "Commodity-based cryptography", STOC 1997.
 [2] P. Mohassel, Y. Zhang, "SecureML: A System for Scalable Privacy-Preserving Machine
@@ -62,7 +62,7 @@ DENSITY, LEAST_COLUMNS = 0.3, 4
 an angle uses on average; the probability is raised to reach this minimum."""
 
 WIDE = 16.0
-"""Bandwidth of joint features of columns that are scaled by their relevance. Angles are
+"""Bandwidth of joint features if columns are scaled by their relevance. Angles are
 then multiplied to reach the bandwidth of the median distance."""
 
 RELEVANT = ((0.7, DENSITY), (0.3, 0.5), (0.3, 1.0))
@@ -76,7 +76,7 @@ MOST_FEATURES = 2048
 """Maximum number of joint features if the number is not given."""
 
 COLUMNS = 2048
-"""Number of columns assumed in limiting the rows by `MOST_NUMBERS`."""
+"""Number of columns assumed when `MOST_NUMBERS` limits the rows."""
 
 TARGETS = 16
 """Columns reserved for targets and the constant, if `joint_features` is given."""
@@ -94,7 +94,7 @@ _BOUND = 2.0**40
 
 @settings
 class SecureRidge(products.ComputingParties, PartedStrategy):
-    """Ridge regression and classification on columns that nobody pools.
+    """Ridge regression and classification on columns that are not pooled.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -171,7 +171,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     bandwidth)``."""
     bandwidth: Bandwidth | Literal["median"] = "median"
     """Bandwidth in the unit of the scaled columns. "median": several bandwidths, 0.3 to
-    1 times that of the median heuristic."""
+    1 times the bandwidth of the median heuristic."""
     joint_features: Count = 0
     """Number of random features computed from all columns together. 0 means the largest
     number, up to 2,048, that leaves four rows for each of these features and each local
@@ -319,9 +319,9 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     def _task(self, n: int, count: int, columns: int) -> Task:
         """Return the targets, rows (few enough for every message) and local columns.
 
-        There are as many local columns as joint features leave room for, or a share of
-        the columns that the rows allow. With few rows, joint features are worth more
-        than local columns, except for value columns.
+        Local columns use what `joint_features` leaves, if it is given, or otherwise a
+        share of the columns that the rows allow. With few rows, joint features are
+        worth more than local columns, except for value columns.
         """
         linear = self.features == "linear"
         # In a linear model, a column may have an indicator of its missing values.
@@ -454,11 +454,11 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
         return products.multiply(parties, roles, hidden, opened), multiple, frequencies
 
     def trade(self, n_rows: int) -> str:
-        """Explain how the number of bytes that a run sends grows."""
+        """Explain how the number of bytes sent by a run grows."""
         if self.features == "linear":
-            return "The bytes grow with rows times columns."
+            return "The number of bytes grows as rows times columns."
         return (
-            "The bytes grow with rows times features. To send less, lower "
+            "The number of bytes grows as rows times features. To send less, lower "
             "`joint_features`, at a higher error, or set `relevance=false`, which "
             "skips the first of two rounds."
         )
@@ -472,7 +472,7 @@ def _pilot(joint: Joint) -> Joint:
 
 
 def _relevant(joint: Joint) -> Joint:
-    """Return the same number of joint features of columns scaled by their relevance."""
+    """Return the same number of joint features, for columns scaled by relevance."""
     few = min(joint.angles, len(RELEVANT))
     counts = [len(part) for part in np.array_split(np.arange(joint.angles), few)]
     bandwidths = [factor * WIDE for factor, _ in RELEVANT[:few]]
