@@ -173,6 +173,17 @@ def test_files_are_simulated_and_the_report_shown(files, tmp_path, monkeypatch):
     assert "there is no run '17'" in out
 
 
+def test_files_of_different_rows_are_aligned_and_then_simulated(files, tmp_path):
+    pd.read_csv(files[0])[10:].to_csv(files[0], index=False)
+    pd.read_parquet(files[1])[40::-1].to_parquet(files[1])
+    more = ["--state-dir", tmp_path, *sets(**{"output-dir": tmp_path / "out"})]
+    given = ["--party", files[0], "--party", files[1], "--id-column", "id", *more]
+    assert call("simulate", "align", *given, *sets(alignment="q4"))[0] == 0
+    code, out = simulated(files, tmp_path / "out", *more, *sets(alignment="q4"))
+    assert code == 0
+    assert all(f"using 31 of its {n} rows" in out for n in (50, 41))
+
+
 def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
     a, b = (pd.read_csv(files[0]), pd.read_parquet(files[1]))
     a.loc[3, "u"] = np.inf

@@ -169,7 +169,7 @@ def simulate(
     sources = party_sources(complete, files, parties, state_dir)
     made = make_strategy(complete)
     made.check_count(len(sources))
-    if _must_be_fixed(sources, made.partition == "horizontal"):
+    if _must_be_fixed(sources, made.partition):
         raise typer.Exit(1)
     with _logged_by(Follower(verbose)):
         grid = InProcessGrid([load(source, chosen) for source in sources])
@@ -184,7 +184,7 @@ def _words(files: Sequence[Path], n_parties: int, state_dir: Path | None) -> lis
     return words + ([] if state_dir is None else ["--state-dir", str(state_dir)])
 
 
-def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
+def _must_be_fixed(sources: Sequence[PartySource], partition: str) -> bool:
     """Print errors and warnings about files; return whether there are errors."""
     if not is_file(sources[0]):
         return False
@@ -198,11 +198,10 @@ def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
             if finding.level in texts:
                 hint = f" ({finding.option})" if finding.option else ""
                 texts[finding.level].append(f"{name}: {finding.text}{hint}")
-    sizes = {
-        n: c.columns if horizontal else c.rows for n, c in checks.items() if c.rows
-    }
+    kinds = {"vertical": "rows", "horizontal": "columns"}
+    what = "" if sources[0].alignment else kinds.get(partition, "")
+    sizes = {n: getattr(c, what) for n, c in checks.items() if what and c.rows}
     if len(set(sizes.values())) > 1:
-        what = "columns" if horizontal else "rows"
         listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
         texts["error"].append(f"parties must have the same number of {what}: {listed}")
     for level, lines in texts.items():
