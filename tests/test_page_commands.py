@@ -67,6 +67,7 @@ NOT_HERE = {
         for name in ("coresets", "fdskl", "kernel_kmeans", "mufc", "ridge")
     },
     "docs/reports.md": {r"vfl-flower report": "of runs that are there: tests/app"},
+    "docs/ridge.md": {r"vfl-flower party ": "of a folder, which docs/deploy.md makes"},
     "docs/simulate.md": {
         r"git|make demo|source ": "of a clean clone, which CI makes",
         r"export|flwr run |vfl-flower simulate-app": (
