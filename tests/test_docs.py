@@ -449,7 +449,7 @@ def test_the_tables_of_consent_are_what_the_code_declares(table):
     assert {*re.findall(r"[a-z-]+", text)} >= every[table]
 
 
-@pytest.mark.parametrize("text", toml_blocks("docs/consent.md", "[leaves]"))
+@pytest.mark.parametrize("text", toml_blocks("docs/privacy.md", "[leaves]"))
 def test_consents_of_the_page_are_enough_for_their_strategies(text):
     consent = Consent.parse(tomllib.loads(text))
     for name in consent.strategies:
