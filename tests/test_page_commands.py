@@ -83,7 +83,9 @@ NOT_HERE = {
     },
     "docs/tutorials/existing-app.md": {
         r"pip|export|flwr run": "tests/examples/test_existing_app.py runs it",
-        r"flower-supernode": "tests/examples/test_existing_app.py has its parties",
+        r"vfl-flower (bundle-hash|supernode)": (
+            "tests/examples/test_existing_app.py has its parties"
+        ),
     },
     "docs/tutorials/fifth-algorithm.md": {
         r"pip|export|flwr run": "tests/examples/test_fifth_algorithm.py does both"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Context
 from flwr.common.config import parse_config_args
 from flwr.serverapp.strategy import FedAvg
-from pages import PAGES, commands, options
+from pages import PAGES, commands, examples, options
 from sklearn.datasets import load_breast_cancer
 
 import vfl_flower as vf
@@ -81,11 +81,18 @@ def test_a_strategy_beside_it(grid):
     assert fed_avg(grid).evaluate_metrics_clientapp[2]["accuracy"] > 0.95
 
 
-def test_hospitals_with_consents_of_their_own(grid, tmp_path):
-    """As the tutorial has it: its consent, its node config, keys that are pinned."""
+def test_hospitals_with_files_and_consents_of_their_own(grid, tmp_path, monkeypatch):
+    """As the tutorial has it: loader, consent, node config, keys that are pinned."""
+    from existing_app import client_app, task
+
     page = "docs/tutorials/existing-app.md"
+    (loader,) = [code for code in examples(page) if "load_partition(" in code]
+    known = {"np": np, "Array": task.Array, "Context": Context}
+    known |= {"load_partition": task.load_data}
+    exec(loader, known)
+    monkeypatch.setattr(client_app, "load_data", known["load_data"])
     (text,) = re.findall(r"(?s)```toml\n(.*?)```", PAGES[page])
-    (words,) = [w for k, w in commands("flower-supernode").items() if page in k]
+    (words,) = [w for k, w in commands("vfl-flower supernode").items() if page in k]
     (config,) = options(words, "--node-config")
     names = [f"hospital-{letter}" for letter in "abc"]
     for name in names:
@@ -94,12 +101,16 @@ def test_hospitals_with_consents_of_their_own(grid, tmp_path):
     assert set(tomllib.loads(text)["peers"]) == set(names[1:])
     for place, context in enumerate(grid._contexts.values()):
         name = names[place]
+        X, y = task.load_data(context)
+        table, head = np.column_stack([X, y]), ",".join(f"c{j}" for j in range(31))
+        np.savetxt(tmp_path / f"{name}.csv", table, delimiter=",", header=head)
         peers = [pin for other, pin in pins.items() if other != name]
         consent = tmp_path / f"{name}.toml"
         consent.touch(mode=0o600)
         head = text.partition("[peers]\n")[0]
         consent.write_text("\n".join([head, "[peers]", *peers]))
         given = config.replace("/data/consent.toml", f"{consent}")
+        given = given.replace("/data/rows.csv", f"{tmp_path}/{name}.csv")
         given = given.replace("/data/state", f"{tmp_path}/{name}")
         given = given.replace('"hospital-a', f'"{name}')
         context.node_config = parse_config_args([given]) | {"partition-id": place}
