@@ -6,6 +6,7 @@ from vfl_flower.app.report.result_page import report as report
 from vfl_flower.party.consent import ALLOW_ALL as ALLOW_ALL
 from vfl_flower.party.consent import Consent as Consent
 from vfl_flower.party.party import Party as Party
+from vfl_flower.party.party import PartyError as PartyError
 from vfl_flower.party.row_requests import request_changes as request_changes
 from vfl_flower.server.exchange import FederationError as FederationError
 from vfl_flower.server.exchange import PartyFailed as PartyFailed

@@ -16,6 +16,12 @@ class PartyError(Exception):
 
     The text names the rule, the argument or a column, but never a data value, a path or
     a stack trace. No other exception's text leaves the party.
+
+    Examples
+    --------
+    >>> def load(context):  # for `register`
+    ...     if "data-path" not in context.node_config:
+    ...         raise PartyError("data-path must be in the node config")
     """
 
 

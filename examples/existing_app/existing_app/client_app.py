@@ -10,8 +10,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from existing_app.task import descend, load_data, probabilities
-from vfl_flower import ALLOW_ALL, Consent, Party, register
-from vfl_flower.party.party import PartyError
+from vfl_flower import ALLOW_ALL, Consent, Party, PartyError, register
 
 app = ClientApp()
 

@@ -131,7 +131,7 @@ def init(
         f"{name}/{name}.card is public: give it to the coordinator and all parties.\n"
     )
     for strategy, asked in terms.items():
-        typer.echo(f"{CONSENT} permits what {strategy} needs:")
+        typer.echo(f"{CONSENT} permits, without limits, what {strategy} needs:")
         if not asked.needs:
             typer.echo("  nothing but sums over three or more parties")
         for kind in asked.needs:

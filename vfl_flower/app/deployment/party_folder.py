@@ -83,7 +83,8 @@ min-changed-rows = 20       # if two sums are over different row sets, the minim
                             # 'vfl-flower align --accept'
 
 [leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: at most these
-          # numbers of different rows, in one run and in all runs together
+          # numbers of rows (totals, coefficients, curves: of disclosures; moments: of
+          # columns), in one run and in all runs together
 """
 
 
