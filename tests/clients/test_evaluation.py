@@ -1,11 +1,13 @@
-"""What a party with labels tells of a model, and of how few rows it tells nothing."""
+"""What a party with labels tells of a model, and what the server records of it."""
 
 import numpy as np
 import pytest
+from federations import by_columns
 
-from vfl_flower import Party
+from vfl_flower import FDSKLDirect, Party
 from vfl_flower.clients.evaluation import NAMES, hides_each, measures_of
 from vfl_flower.party.party import PartyError
+from vfl_flower.simulation import InProcessGrid, simulate
 
 N = 200
 
@@ -76,3 +78,20 @@ def test_a_mean_hides_each_of_twenty_rows_that_are_there_once(labels, least):
     assert not hides_each(party, np.arange(least - 1))
     with pytest.raises(PartyError, match="on each row only once"):
         hides_each(party, np.append(np.arange(40), 7))
+
+
+def test_what_the_server_records_of_a_model(caplog):
+    """Which rows it lacks too; in one process it has the local models in the end."""
+    X, seen = np.random.default_rng(0).normal(size=(60, 3)), {}
+    parties = by_columns(X, X[:, 0] > 0)
+    strategy = FDSKLDirect(loss="square", features=8, bandwidth=2.0)
+    made = strategy.start(InProcessGrid(parties), evaluate_fn=seen.setdefault)
+    assert list(seen) == [0, 1]
+    assert (made.model.parts, made.model.widths) == (None, [1, 1, 1])
+    assert (made.warnings, caplog.text.count("held out")) == ((), 0)
+    strategy = strategy.replace(budget=8 * 20 * 2, test_fraction=0.001)
+    result = simulate(strategy, parties)
+    assert [*result.train_metrics_clientapp] == [1]
+    assert result.model.predict(np.split(X, 3, axis=1)).shape == (60,)
+    assert result.warnings[0].startswith("40 of 60 rows to train on are left out: ")
+    assert "test_fraction is 0.001, and there are only 60 rows" in caplog.text

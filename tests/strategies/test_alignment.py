@@ -494,10 +494,15 @@ def test_ids_that_a_party_refuses():
     assert caught.value.party == "p1"
 
 
-@pytest.mark.parametrize("name", ["../q4", "a b", "x" * 65, ""])
-def test_names_that_cannot_be(name):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("alignment", text) for text in ("../q4", "a b", "x" * 65)), ("n_parties", 1)],
+)
+def test_settings_that_cannot_be(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be (1 to 64|0 or at least 2)"):
+        Alignment(**{name: value})
     with pytest.raises(ValueError, match="alignment must be 1 to 64 letters"):
-        vf.simulate(Alignment(name), parties(["a"], ["a"]))
+        vf.simulate(Alignment(), parties(["a"], ["a"]))
 
 
 @pytest.mark.parametrize(

@@ -377,25 +377,6 @@ def test_rows_of_each_batch_and_features(settings, labels, batches, features):
     assert FDSKL(**settings)._batches(labels) == (batches, features)
 
 
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"rows": 121, "step": "implicit"}, "at most 120, .* training labels, got 121"),
-        ({"iterations": 10**12}, r"iterations must be .*, got 10{12}$"),
-        ({"features": 31}, "and at most 31, .* of features, got 32"),
-        ({"budget": 100}, "features must be at least 32, .* iterations, .*; budget"),
-    ],
-)
-def test_more_rows_than_labels_or_iterations_than_features(settings, rule):
-    with pytest.raises(FederationError, match=rule):
-        run(parties(), **DS | EXPLICIT | settings)
-
-
-def test_fewer_iterations_than_label_holders():
-    with pytest.raises(FederationError, match=r"at least 2, .* with labels, .*, got 1"):
-        doubly_stochastic(holders=(0, 2), iterations=1, rows=4)
-
-
 def test_the_label_holder_alone_chooses_the_published_step():
     """The server says 0, and the model is that of one of seven steps."""
     settings = {"seed": 3, "features": 16, "iterations": 8, **DS, **EXPLICIT}
@@ -718,6 +699,9 @@ def test_rows_and_features_within_the_budget(settings, n, rows, M):
 def test_the_trade_names_the_size_and_the_bytes():
     text = FDSKLDirect(bits=16).trade(20_000)
     assert "64 MB: the angles of 16,000 rows with 2,000 features" in text
+    # And a quarter of them for 4,000 rows that are held out.
+    for fraction, rows in ((0.0, 16_000), (0.25, 21_334), (0.1, 40_000)):
+        assert FDSKLDirect(bits=16, test_fraction=fraction).enough_rows == rows
     text = FDSKL().trade(9000)
     assert "9 MB: the angles of 9,000 rows, in 2 batches, with up to 1,500" in text
 
@@ -816,15 +800,11 @@ def test_evaluation_is_counted_apart(topology):
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("bandwidth", 0, "above 0"),
-        ("regularization", 0, "above 0"),
+        *((name, 0, "above 0") for name in ("bandwidth", "regularization", "step")),
         ("step", "auto", "'implicit', 'explicit'"),
-        ("step", 0, "above 0"),
-        ("budget", 0, "at least 1"),
-        ("rows", -1, "at least 0"),
-        ("rows", 1, "0 or at least 2"),
-        ("block_bytes", 0, "at least 1"),
-        ("iterations", -1, "at least 0"),
+        *((name, 0, "at least 1") for name in ("budget", "block_bytes")),
+        *((name, 1, "0 or at least 2") for name in ("rows", "n_parties")),
+        *((name, -1, "at least 0") for name in ("rows", "iterations")),
         ("bits", 12, "8, 16, 32"),
         ("test_fraction", 1.0, "below 1"),
     ],
@@ -854,7 +834,7 @@ WEIGHTED = {"target": "continuous", "loss": "square", "class_weight": "balanced"
     ],
 )
 def test_settings_that_do_not_fit_together(settings, message):
-    strategy = FDSKLDirect if settings is WEIGHTED else FDSKL
+    strategy = FDSKLDirect if "target" in settings else FDSKL
     with pytest.raises(ValueError, match=message):
         strategy(**settings)
 
@@ -872,7 +852,7 @@ one_row = partial(by_columns, np.ones((1, 6)), np.ones(1))
 gaps = partial(parties, np.where(np.arange(N) < 2, np.nan, labels(data()[1])))
 several = partial(parties, holders=[0, 2])
 two = partial(parties, count=2)
-WIDE = {"features": 100}
+WIDE, STEPS = {"features": 100}, DS | EXPLICIT
 REFUSED = [
     (without_labels, {}, "a party must hold the labels, but none does"),
     (without_labels, DS, "a party must hold the labels, but none does"),
@@ -888,7 +868,12 @@ REFUSED = [
     (parties, {"budget": 3}, "budget must be .* 40 bytes, .* of 20 rows with 1 f"),
     (parties, WIDE | {"block_bytes": 199}, "at least 200, .* 1 row of 100 .* got 199"),
     (parties, DS | WIDE | {"bits": 32, "block_bytes": 15999}, "80 rows of 50"),
-    (parties, DS | EXPLICIT | {"block_bytes": 95}, "96, .* 3 rows .*, got 95"),
+    (parties, STEPS | {"block_bytes": 95}, "96, .* 3 rows .*, got 95"),
+    (parties, DS | {"rows": 121}, "at most 120, .* training labels, got 121"),
+    (parties, STEPS | {"iterations": 10**12}, r"iterations must .*, got 10{12}$"),
+    (parties, STEPS | {"features": 31}, "and at most 31, .* of features, got 32"),
+    (parties, STEPS | {"budget": 100}, "features .* 32, .* iterations, .*; budget"),
+    (several, DS | {"iterations": 1, "rows": 4}, "least 2, .* with labels, .*, got 1"),
     (parties, DS | {"step": 121.0}, r"at most 120, .*\(Theorem 4\), got 121\.0"),
     (parties, {"test_fraction": 0.999}, r"least two rows to train on, got 0\.999 w"),
 ]

@@ -211,11 +211,13 @@ def test_classes_are_written_as_the_file_has_them(tmp_path, ridge):
     assert '"\'=left; gone"' in path.read_text()
 
 
-def test_one_row(trained):
+def test_one_row_in_a_block_that_just_holds_it(trained):
     folder, strategy, _, model = trained
     parties, blocks = new_parties(folder, n=1)
-    simulate(strategy, parties)
+    simulate(strategy.replace(block_bytes=96), parties)
     np.testing.assert_array_equal(written(folder)[2], model.predict(blocks))
+    rule = "block_bytes must be at least 96, to hold 1 row of 48 features, got 95"
+    assert_refused(parties, strategy.replace(block_bytes=95), rule)
 
 
 def test_names_of_columns_may_be_missing_in_training_or_now(tmp_path):
@@ -313,10 +315,7 @@ def test_a_part_that_was_changed_by_hand(trained, spoiled, change, rule):
     ("settings", "message"),
     [
         ({"bits": 64}, "bits must be one of 8, 16, 32 or .auto., got 64"),
-        (
-            {"angle_masking": "paper"},
-            "with angle_masking 'paper', topology must be 'ring' or 'tree'",
-        ),
+        ({"angle_masking": "paper"}, "'paper', topology must be 'ring' or 'tree'"),
         ({"masking": "plain", "bits": 32}, "bits has no effect with .*, got 32"),
     ],
 )

@@ -163,9 +163,8 @@ def test_without_the_mechanism_the_result_is_the_same():
         run(threshold=1.0, coreset_size=30, **settings)
         for settings in ({"masking": "plain", "iterations": 2}, WITHOUT)
     )
-    np.testing.assert_allclose(
-        slow.model.eigenvalues_, fast.model.eigenvalues_, rtol=1e-8
-    )
+    actual, expected = slow.model.eigenvalues_, fast.model.eigenvalues_
+    np.testing.assert_allclose(actual, expected, rtol=1e-8)
     np.testing.assert_equal(slow.model.labels_, fast.model.labels_)
     assert math.isclose(slow.metrics["inertia"], fast.metrics["inertia"], rel_tol=1e-6)
     np.testing.assert_allclose(column(slow, "moved"), column(fast, "moved"), rtol=1e-5)
@@ -276,6 +275,7 @@ def test_floats_of_the_k_means():
 
 # -- bad input: the constructor --------------------------------------------------------
 
+POSITIVE = "n_clusters", "n_features", "iterations", "coreset_size", "n_init"
 SUMS = {"clustering": "sums"}
 CHOSEN = SUMS | {"choose_clusters": True}
 CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
@@ -284,17 +284,12 @@ CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
 @pytest.mark.parametrize(
     ("settings", "argument", "rule"),
     [
-        ({"n_clusters": 0}, "n_clusters", "at least 1"),
+        *(({name: 0}, name, "at least 1") for name in POSITIVE),
         ({"n_clusters": 6, "n_components": 5}, "n_components", "n_clusters = 6"),
         ({"n_components": 1020}, "n_components", "at most 1019"),
-        ({"n_features": 0}, "n_features", "at least 1"),
         ({"n_features": 2**12 + 1}, "n_features", "at most"),
         ({"threshold": "paper", "n_features": 5}, "n_features", "n_clusters .* = 6"),
-        ({"iterations": 0}, "iterations", "at least 1"),
-        ({"coreset_size": 0}, "coreset_size", "at least 1"),
-        ({"n_init": 0}, "n_init", "at least 1"),
-        ({"gamma": 0.0}, "gamma", "above 0"),
-        ({"threshold": 0.0}, "threshold", "above 0"),
+        *(({name: 0.0}, name, "above 0") for name in ("gamma", "threshold")),
         ({"subspace_tol": -0.1}, "subspace_tol", "at least 0"),
         ({"kernel": "polynomial"}, "kernel", "one of 'gaussian', 'laplacian'"),
         ({"n_parties": 1}, "n_parties", "at least 2"),
@@ -428,6 +423,7 @@ def test_the_models_of_all_iterations_are_seen():
     result = strategy().start(InProcessGrid(by_rows()), evaluate_fn=evaluate)
     assert list(seen) == list(range(T + 2))
     assert not seen[0].eigenvalues_.size
+    assert {seen[t].cluster_centers_.shape for t in range(T + 1)} == {(0, 0)}
     np.testing.assert_equal(seen[T + 1].arrays(), result.model.arrays())
     np.testing.assert_equal(seen[T].eigenvalues_, result.model.eigenvalues_)
 
@@ -673,15 +669,13 @@ def longer(values):
 
 SECOND = [
     ({}, "begin", other(**{"seed.0": np.zeros(48, np.uint8)}), "seed"),
-    ({}, "local", other(cost=-1.0), "cost"),
-    ({}, "local", other(cost=1e308), "cost"),
+    *(({}, "local", other(cost=cost), "cost") for cost in (-1.0, 1e308)),
     ({}, "sample", other(points=wider), "points of"),
     ({}, "sample", other(points=longer), "shape"),
     ({}, "sample", other(points=lambda p: p[:0], weights=lambda w: w[:0]), "points"),
     ({}, "sample", other(points=ninefold, weights=ninefold), "at most"),
     ({}, "sample", other(points=filled(1e200)), "points no larger"),
-    ({}, "sample", other(weights=filled(0.0)), "weights"),
-    ({}, "sample", other(weights=filled(1e300)), "weights"),
+    *(({}, "sample", other(weights=filled(w)), "weights") for w in (0.0, 1e300)),
     (WITHOUT, "expand", other(rows=longer), "rows"),
     (SUMS, "embed", other(sum_h=longer), "'sum_h' has shape"),
     (SUMS, "lloyd", other(inertia=longer), "'inertia' must have shape (1), got (2)"),
@@ -728,8 +722,7 @@ def test_the_first_party_alone_draws_the_seed(values):
         ({}, "gram", other(gram=garbage)),
         ({}, "gram", other(gram=shifted(63))),
         ({}, "gram", of_all(gram=longer)),
-        (PLAIN, "gram", of_all(gram=filled(-1.0))),
-        (PLAIN, "gram", of_all(gram=filled(0.0))),
+        *((PLAIN, "gram", of_all(gram=filled(value))) for value in (-1.0, 0.0)),
         (LANCZOS, "product", other(product=shifted(63))),
         (LANCZOS, "product", other(trace=shifted(63))),
         ({**LANCZOS, **PLAIN}, "product", of_all(product=filled(0.0))),

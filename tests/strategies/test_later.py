@@ -41,9 +41,8 @@ def test_predictions_stay_and_an_evaluation_is_recorded(kind, caplog):
         assert (run.train_metrics[1], run.curves) == ({"rows": 7}, {})
         line = f"7 predictions are stored at 'south', in the file {FILE} of its "
         assert caplog.messages[0] == line + "state-dir"
-    assert (
-        caplog.messages[-1] == f"the clusters are in {FILE} in each party's state-dir"
-    )
+    line = f"the clusters are in {FILE} in each party's state-dir"
+    assert caplog.messages[-1] == line
 
 
 @pytest.mark.parametrize(
@@ -51,6 +50,7 @@ def test_predictions_stay_and_an_evaluation_is_recorded(kind, caplog):
     [
         (Removal, {"model_id": ""}, "the id of a trained model, .* got none$"),
         (Removal, {"model_id": "../0123ab"}, "8 to 32 lower-case hexadecimal digits"),
+        (CoresetPrediction, {"n_parties": 1}, "n_parties must be .* at least 2, got 1"),
         (Removal, {"seed": 1}, "seed has no effect with .*, got 1"),
         (MUFCStatus, {"server_state": "/state", "seed": 3}, "seed has no .*, got 3"),
     ],

@@ -1,5 +1,6 @@
 """Solvers whose rows stay at the parties, against the conditions of an optimum."""
 
+import itertools
 import math
 from functools import partial
 
@@ -24,6 +25,7 @@ SOLVERS = {
     "cg": {"solver": "cg", "tol": 3e-8, "max_iter": 500},
 }
 SAGA = {"solver": "saga", "tol": 3e-4, "max_iter": 300, "batch_size": 40}
+FULL = {"sampling": "full", "solver": "cg"}
 EXACT = {"central": 2e-6, "cg": 1e-7, "saga": 3e-3}
 SIZE = 80
 
@@ -70,10 +72,8 @@ def check(X, y, solver, penalty=None, **options):
     widths, holder = options.pop("widths", (3, 3)), options.pop("holder", -1)
     grid = Rows(parties(X, y, widths, holder))
     named = SAGA if solver == "saga" else SOLVERS[solver]
-    named = named | {"allow_two_parties": len(widths) == 2}
-    strategy = CoresetVRLR(
-        SIZE, seed=3, masking="plain", **(penalty or {}) | named | options
-    )
+    named = (penalty or {}) | named | {"allow_two_parties": len(widths) == 2} | options
+    strategy = CoresetVRLR(SIZE, seed=3, masking="plain", **named)
     result = strategy.start(grid)
     full = strategy.sampling == "full"
     rows, w = (np.arange(len(y)), np.ones(len(y))) if full else grid.coreset()
@@ -189,10 +189,9 @@ def test_a_column_that_is_constant_on_the_coreset(solver, penalty, rare):
     """
     X, y = data(n=100)
     X[:, 0], X[:, 3] = rare, 0.7
-    options = (SAGA if solver == "saga" else SOLVERS[solver]) | PENALTIES[penalty]
-    strategy = CoresetVRLR(
-        SIZE, sampling="uniform", seed=3, **options | {"max_iter": 2}
-    )
+    named = SAGA if solver == "saga" else SOLVERS[solver]
+    options = named | PENALTIES[penalty] | {"max_iter": 2}
+    strategy = CoresetVRLR(SIZE, sampling="uniform", seed=3, **options)
     grid = Rows(parties(X, y))
     strategy.start(grid)
     X[np.setdiff1d(np.arange(100), grid.rows), 0] = 5.0
@@ -233,13 +232,17 @@ def test_types_of_data(solver, dtype):
 @pytest.mark.parametrize(
     ("solver", "penalty"), [("cg", "none"), ("cg", "lasso"), ("saga", "lasso")]
 )
-def test_stopped_before_tol_it_says_so(solver, penalty, caplog):
+def test_stopped_before_tol_it_says_so_and_what_remains(solver, penalty, caplog):
     options = PENALTIES[penalty] | {"solver": solver, "max_iter": 2, "tol": 1e-12}
     result = simulate(CoresetVRLR(SIZE, **options), parties(*data()), seed=0)
     assert result.metrics["converged"] == 0.0
     assert f"{solver} stopped after" in caplog.text
-    passes = math.ceil(SIZE / 32) if solver == "saga" else 1
-    assert result.metrics["iterations"] == 2 * passes
+    trips_a_pass = math.ceil(SIZE / 32) if solver == "saga" else 1
+    assert result.metrics["iterations"] == 2 * trips_a_pass
+    trips, _, remaining = zip(*result.traces["remaining"], strict=True)
+    assert trips[1] - trips[0] == trips_a_pass
+    assert min(remaining) > 0
+    assert len(remaining) == 2
 
 
 def test_conjugate_gradients_keep_their_step_with_a_strong_ridge():
@@ -250,9 +253,7 @@ def test_conjugate_gradients_keep_their_step_with_a_strong_ridge():
     """
     rng = np.random.default_rng(2)
     X, y = rng.normal(size=(200, 6)) @ rng.normal(size=(6, 6)), rng.normal(size=200)
-    strategy = CoresetVRLR(
-        SIZE, "ridge", 1.0, sampling="full", solver="cg", tol=1e-9, max_iter=50
-    )
+    strategy = CoresetVRLR(SIZE, "ridge", 1.0, tol=1e-9, max_iter=50, **FULL)
     result = simulate(strategy, parties(X, y), seed=0)
     assert result.metrics["iterations"] <= 6
     ridge = Penalty(l2=1.0)
@@ -279,8 +280,7 @@ def test_sigma_min_x_sees_columns_of_two_parties_that_overlap():
     c = 0.9
     X = np.column_stack([Q[:, 1], c * Q[:, 1] + math.sqrt(1 - c**2) * Q[:, 2]])
     y = X @ [1.0, -2.0] + 0.1 * rng.normal(size=200)
-    full = {"sampling": "full", "solver": "cg", "allow_two_parties": True}
-    strategy = CoresetVRLR(SIZE, tol=1e-10, **full)
+    strategy = CoresetVRLR(SIZE, tol=1e-10, allow_two_parties=True, **FULL)
     result = simulate(strategy, parties(X, y, (1, 1)), seed=0)
     assert result.metrics["sigma_min_x"] == pytest.approx(math.sqrt(1 - c), rel=1e-6)
 
@@ -295,12 +295,14 @@ def test_a_column_far_from_zero():
     assert result.metrics["converged"]
 
 
-@pytest.mark.parametrize("solver", ["cg", "saga"])
-def test_each_iteration_traces_what_remains(solver):
-    """Of proximal gradients; of saga once a pass over the coreset, of three batches."""
-    options = PENALTIES["lasso"] | {"solver": solver, "max_iter": 2, "tol": 1e-12}
-    result = simulate(CoresetVRLR(SIZE, **options), parties(*data()), seed=0)
-    trips, _, remaining = zip(*result.traces["remaining"], strict=True)
-    assert trips[1] - trips[0] == {"cg": 1, "saga": 3}[solver]
-    assert min(remaining) > 0
-    assert len(remaining) == 2
+@pytest.mark.parametrize(("m", "b"), [(5, 3), (2, 2), (1, 1)])
+def test_the_step_of_saga_is_that_of_the_batches_with_the_largest_row(m, b):
+    """1 / (3 L): L is the mean smoothness of the batches that have this row."""
+    grid = Rows(parties(*data()))
+    options = {"solver": "saga", "batch_size": b, "max_iter": 1, "masking": "plain"}
+    CoresetVRLR(m, fit_intercept=False, **options).start(grid)
+    of_rows = 2 * m * sum(e.values.get("norms", 0) for e in grid.transcript if e.up)
+    batches = (list(rows) for rows in itertools.combinations(range(m), b))
+    L = np.mean([of_rows[rows].mean() for rows in batches if of_rows.argmax() in rows])
+    steps = [e.values["step_size"] for e in grid.transcript if "step_size" in e.values]
+    np.testing.assert_allclose(steps, 1 / (3 * L))

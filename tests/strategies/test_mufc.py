@@ -109,9 +109,7 @@ def files(*folders):
 
 def without(party, ids):
     """Return the party after rows were taken out of its data."""
-    stay = ~np.isin(party.ids, list(ids))
-    X, ids = party.X[stay], party.ids[stay]
-    return Party(X, ids=ids, name=party.name, state_dir=party.state_dir)
+    return party.take(np.flatnonzero(~np.isin(party.ids, list(ids))))
 
 
 def logged(parties, model, key):
@@ -402,9 +400,7 @@ def test_twice_the_same_request_is_done_already(parties, folder, caplog, model):
     assert again.metrics == first.metrics | {"removed": 0, "changed": 0}
     assert again.metrics["version"] == 2
     assert again.model.sizes_.tolist() == first.model.sizes_.tolist()
-    np.testing.assert_array_equal(
-        again.model.cluster_centers_, first.model.cluster_centers_
-    )
+    assert np.array_equal(again.model.cluster_centers_, first.model.cluster_centers_)
     assert files(folder) == server
     assert [ClientState(party.state_dir, model).log() for party in parties] == logs
     assert not (parties[1].state_dir / "forget.txt").exists()
@@ -679,9 +675,7 @@ def test_without_new_rows_nothing_is_added(parties, folder, caplog, model):
     assert result.ledger.round_trips == 2
     assert (result.metrics["added"], result.metrics["rows"]) == (0, 28)
     assert result.metrics["version"] == before.metrics["version"] == 2
-    np.testing.assert_array_equal(
-        result.model.cluster_centers_, before.model.cluster_centers_
-    )
+    assert np.array_equal(result.model.cluster_centers_, before.model.cluster_centers_)
     forget(parties, folder, model, gone)  # drops what was staged
     assert files(folder) == {p: b for p, b in contents.items() if p.parent == folder}
     check(parties, folder, model, gone)
@@ -1047,10 +1041,10 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"n_clusters": 0}, "at least 1"),
+        *(({name: 0}, "at least 1") for name in ("n_clusters", "n_init")),
         ({"n_clusters": 1, "choose_clusters": True}, "at least 2 with choose_clusters"),
         ({"local_clusters": -1}, "at least 0"),
-        ({"n_init": 0}, "at least 1"),
+        ({"n_parties": 1}, "at least 2"),
         ({"min_rows_per_bin": 0}, "at least 1"),
         ({"gamma": 0}, "above 0"),
         ({"gamma": 1.01}, "at most 1"),
@@ -1087,10 +1081,17 @@ def test_boxes():
         assert [bound.tolist() for bound in parse_box(box)] == [[-1, 0], [2, 5]]
 
 
-@pytest.mark.parametrize("clients", [5, [5], ["a", None], "", " , ", []])
-def test_parties_to_forget_are_names(clients):
-    with pytest.raises(ValueError, match=r"^clients must .*name"):
-        MUFCForgetClient(MODEL, clients, server_state="/state")
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        *(("clients", c, "name") for c in (5, [5], ["a", None], "", " , ", [])),
+        ("server_state", "", "be the folder in which training"),
+        ("n_parties", 1, "at least 2"),
+    ],
+)
+def test_bad_settings_of_a_party_that_leaves(name, value, rule):
+    with pytest.raises(ValueError, match=rf"^{name} must .*{rule}"):
+        MUFCForgetClient(MODEL, **{"clients": "a", "server_state": "/s", name: value})
 
 
 def refusal(call, *parts, kind=FederationError):

@@ -1057,12 +1057,12 @@ def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_pat
     ("settings", "rule"),
     [
         ({"rows": 1}, "rows must be 0 or at least 2"),
+        ({"n_parties": 1}, "n_parties must be 0 or at least 2"),
         ({"bits": 8}, "bits must be one of 16, 32"),
         ({"class_weight": "balanced"}, "class_weight has no effect with target"),
         ({"features": "linear", "joint_features": 4}, "joint_features has no effect"),
         # A party would refuse these.
-        ({"bandwidth": 1e-300}, "bandwidth must be"),
-        ({"bandwidth": 1e300}, "bandwidth must be"),
+        *(({"bandwidth": size}, "bandwidth must be") for size in (1e-300, 1e300)),
     ],
 )
 def test_settings_that_do_not_fit(settings, rule):

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from faults import Changed, of_party
 from forgetting import departure, removal
 
 from vfl_flower import FederationError, Party, PartyFailed, strategies
@@ -125,6 +126,11 @@ def test_what_clusters_are_worth_on_new_rows(kind, tmp_path, model, new):
     assert result.metrics["test_rows"] == 120
     assert result.metrics["test_loss"] == pytest.approx(expected, rel=1e-9)
     assert not list(tmp_path.glob("*/predictions-*-*.csv"))
+    action = "mufc_evaluate" if kind == "mufc" else "kernel_kmeans_evaluate"
+    shifted = dict.fromkeys(("cost", "totals"), lambda masked: masked - 2**60)
+    grid = Changed(new, action, of_party(1, **shifted))
+    with pytest.raises(FederationError, match=r"add up to a cost|not valid numbers"):
+        later(kind, "Evaluation", model, tmp_path).start(grid)
 
 
 def test_fewer_than_twenty_rows_of_a_party_tell_no_cost(kind, tmp_path, model, new):
