@@ -85,7 +85,9 @@ def test_what_the_server_records_of_a_model(caplog):
     X, seen = np.random.default_rng(0).normal(size=(60, 3)), {}
     parties = by_columns(X, X[:, 0] > 0)
     strategy = FDSKLDirect(loss="square", features=8, bandwidth=2.0)
-    made = strategy.start(InProcessGrid(parties), evaluate_fn=seen.setdefault)
+    with caplog.at_level("INFO", "vfl_flower"):
+        made = strategy.start(InProcessGrid(parties), evaluate_fn=seen.setdefault)
+    assert f"model {made.model.id}" in caplog.messages
     assert list(seen) == [0, 1]
     assert (made.model.parts, made.model.widths) == (None, [1, 1, 1])
     assert (made.warnings, caplog.text.count("held out")) == ((), 0)

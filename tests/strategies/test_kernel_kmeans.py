@@ -437,6 +437,7 @@ def test_what_is_recorded():
     assert result.metrics["smallest_cluster"] == sizes.min()
     assert result.metrics["largest_cluster"] == sizes.max()
     assert result.metrics["iterations"] == T
+    assert [value for *_, value in result.traces["moved"]] == column(result, "moved")
     assert result.model.cluster_centers_.shape == (K, S)
 
 

@@ -97,14 +97,16 @@ def cost(kind, model, X):
     return assign(box.scale(X), box.scale(model.cluster_centers_))[1].mean()
 
 
-def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path, model, new):
+def test_each_party_has_the_clusters_of_its_rows(kind, tmp_path, model, new, caplog):
     """The columns in another order at one of them; those of training stay as well."""
     before = (new[0].state_dir / f"predictions-{model.id}.csv").read_bytes()
     turned = dataclasses.replace(
         new[1], X=new[1].X[:, [2, 0, 1]], columns=("c", "a", "b")
     )
     grid = InProcessGrid([new[0], turned, new[2]])
-    result = later(kind, "Prediction", model, tmp_path).start(grid)
+    with caplog.at_level("INFO", "vfl_flower"):
+        result = later(kind, "Prediction", model, tmp_path).start(grid)
+    assert f"the clusters are in predictions-{model.id}-" in caplog.text
     assert result.metrics["rows"] == 120
     assert result.ledger.round_trips == 2
     for party in new:
