@@ -1,6 +1,7 @@
 """A party's side of FDSKL, each step alone: worked examples, memory, refusals."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +23,7 @@ from vfl_flower.secure_aggregation.limbs import split_limbs
 ROOT = math.sqrt(2)
 """phi at angle 0."""
 
-SETUP = state.Setup(
-    "binary", "gaussian", bandwidth=2.0, n_features=4, holders=[2], block=4
-)
+SETUP = state.Setup("binary", "gaussian", 2.0, n_features=4, holders=[2], block=4)
 SQUARE, IMPLICIT = Rule("square", 0.1, 0.5), Rule("logistic", 0.0)
 SHARED = state.SharedFeatures(seed="9", widths=[2, 2, 2], kept=[1, 1])
 
@@ -61,9 +60,8 @@ def training(party):
 def test_distances_count_as_shared_rows():
     """Those of a few rows give the columns up to a rotation."""
     rows = np.array([2, 3, 7, 5, 1, 9])
-    for index, bound in ((0, 6), (2, 6)):  # party 2 gets the sum, if the server says so
-        y = labels() if index == 2 else None
-        party = a_party(index, y, consent=limited(bound))
+    for index, y in ((0, None), (2, labels())):  # 2 gets the sum, if the server says so
+        party = a_party(index, y, consent=limited(6))
         angle_sums.distances(party, "gaussian", "binary", 2, rows)
         ask(party, rows=rows[:2])  # the same rows
     party = a_party(0, consent=limited(5))
@@ -155,14 +153,10 @@ def test_consent_counts_rows_once_and_those_of_a_lone_holder():
 )
 def test_codes_of_classes_at_several_holders(codes, target, holders, good):
     party = a_party(2, np.where(labels() == 7.0, codes[1], codes[0]).astype(float))
-    call = {"target": target, "holders": holders}
-    if good:
-        ask(party, **call)
-        return
     rule = "labels must be 0 and 1, or -1 and 1, if several parties hold labels"
-    with pytest.raises(PartyError, match=rule):
-        ask(party, **call)
-    assert not party.remembered()
+    with nullcontext() if good else pytest.raises(PartyError, match=rule):
+        ask(party, target=target, holders=holders)
+    assert bool(party.remembered()) is good
 
 
 def test_only_what_is_to_be_sent_is_computed():
@@ -330,13 +324,6 @@ def test_rules_that_are_refused(rule, target, message):
         fdskl.start(party, 0.0, replace(SETUP, target=target), rule, 4)
 
 
-def test_iterations_come_after_the_start():
-    party = a_party(2, labels())
-    ask(party)
-    with pytest.raises(PartyError, match="instances must be picked before"):
-        fdskl.iterate(party, 1, 0)
-
-
 @pytest.mark.parametrize(
     ("size", "target", "holders", "scale"),
     [
@@ -415,6 +402,21 @@ def test_another_holders_implicit_step_leaves_its_own_coefficients():
 # -- prediction ------------------------------------------------------------------------
 
 
+def test_rows_of_distances_fits_and_errors_are_counted(monkeypatch):
+    summed, rows, party = [], np.arange(6), a_party(2, labels(), consent=limited(6))
+    monkeypatch.setattr(Party, "sum_over", lambda _, rows: summed.append(list(rows)))
+    angle_sums.distances(party, "gaussian", "binary", 2, rows)
+    ask(party)
+    rule = "6 rows to .* as angles .* requests 12"
+    with pytest.raises(PartyError, match=rule):
+        fdskl.fit(party, problem(12))
+    fdskl.fit(party, problem(6), {0: np.arange(24.0)})
+    done = ScoredRows(rows + 6, np.ones(6))
+    with pytest.raises(PartyError, match=rule):
+        fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
+    assert summed == [list(rows), [*range(12)], list(rows), list(rows + 6)]
+
+
 def test_a_part_is_told_without_its_secrets():
     party, _, _ = fitted()
     assert fdskl_prediction.part(party) == {
@@ -449,7 +451,7 @@ def test_answers_of_all_rows_in_order_name_no_rows():
     assert party.predictions.rows.tolist() == [*range(12)]
 
 
-def test_errors_are_of_the_rows_whose_labels_are_known():
+def test_errors_are_of_rows_with_labels_and_told_once_a_run():
     """Of rows 0 to 7 row 1 has no label; row 5, of label 3, is answered 7."""
     party, _, _ = fitted(labels(), target="binary")
     party.y = np.where(np.arange(12) == 1, np.nan, labels())
@@ -463,20 +465,13 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
         "test_rows": 7,
     }
     assert party.predictions is None
-    party.remember(FDSKLState())
+    # The errors of two sets of rows that differ by one give its label.
     done = ScoredRows(np.array([1], dtype=np.uint32), scores[:1])
+    with pytest.raises(PartyError, match="errors of its predictions only once"):
+        fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
+    party.remember(FDSKLState())
     reply = fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
     assert reply == {"test_rows": 0}
-
-
-def test_errors_are_told_once_a_run():
-    """The errors of two sets of rows that differ by one give its label."""
-    party, _, _ = fitted(labels(), target="binary")
-    done = ScoredRows(np.arange(10, dtype=np.uint32), np.ones(10))
-    fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
-    more = ScoredRows(np.array([10], dtype=np.uint32), np.ones(1))
-    with pytest.raises(PartyError, match="errors of its predictions only once"):
-        fdskl_prediction.answer(party, 1, 0, more, evaluate=True, last=True)
 
 
 # -- requests that are malformed, or out of order --------------------------------------
@@ -517,6 +512,8 @@ def one_unknown():
 
 
 AT, ANGLES, LARGE = np.array([0, 1]), np.zeros(4), np.full(48, 1e308)
+MANY = np.zeros(2**21 + 1, np.uint8)
+MUCH = SummedRows(MANY[: 2**20 + 1], np.zeros(4 * (2**20 + 1), np.uint8))
 ALL = {0: np.zeros(48)}
 """Angles of the four features in all rows."""
 FIT = r"size and columns must be \d+ and \d+, as in the scores"
@@ -542,8 +539,9 @@ def test_steps_that_are_asked_too_early(call):
 
 
 def test_a_model_is_trained_once_in_a_run_and_not_where_it_predicts():
-    for call in (ask, lambda party: fdskl.start(party, 0.0, SETUP, IMPLICIT)):
-        for party in (fitted()[0], predicting()):
+    starts = ask, lambda party: fdskl.start(party, 0.0, SETUP, IMPLICIT)
+    for party, calls in ((fitted()[0], (*starts, fdskl.fit)), (predicting(), starts)):
+        for call in calls:
             with pytest.raises(PartyError, match="already has its model"):
                 call(party)
     for call in (fdskl.fit, iterate):
@@ -634,6 +632,7 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
 @pytest.mark.parametrize(
     ("party", "values", "rule"),
     [
+        (other, {}, "instances must be picked before"),
         (unlabelled, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
         (started, {"scores": np.zeros(2)}, "scores must be for instances of"),
         (started, {"at": SummedRows(AT, np.zeros(3))}, "same number of features in"),
@@ -641,6 +640,8 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
         (started, {"at": SummedRows(AT, np.zeros(0))}, "instances of this party's own"),
         (started, {"at": SummedRows(AT, ANGLES), "size": 3}, FIT),
         (unlabelled, {"size": 2**40}, "size must have at most .* rows"),
+        (unlabelled, {"request": state.AngleRequest(MANY, 1, 8)}, "rows must have at"),
+        (started, {"at": MUCH}, "at must have at most 1048576 rows"),
         (one_unknown, {"at": SummedRows(AT, ANGLES)}, "a label for each requested row"),
     ],
 )
@@ -689,6 +690,7 @@ def without_coefficients():
         (predicting, {"at": SummedRows(AT, np.zeros(6))}, "the 4 features .* got 3"),
         (predicting, {"at": SummedRows(AT, np.zeros(8)), "size": 1}, FIT),
         (without_coefficients, {"size": 2**40}, "size must have at most .* rows"),
+        (predicting, {"at": MUCH}, "at must have at most 1048576 rows"),
         (predicting, {"done": DONE, "evaluate": True, "last": True}, "holds no labels"),
     ],
 )

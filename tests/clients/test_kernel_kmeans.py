@@ -1,6 +1,7 @@
 """A party's side of federated kernel k-means, each step alone."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -223,7 +224,7 @@ def test_points_are_counted_as_rows_that_are_shared():
     assert reply["weights"].tolist() == [1.0] * N
 
 
-def test_labels_stay_and_sums_leave():
+def test_labels_stay_and_sums_leave_which_have_a_bound(monkeypatch):
     asked, H = trained()
     centers = H[[0, 5]]
     reply = clustering.assign(asked, centers)
@@ -238,6 +239,13 @@ def test_labels_stay_and_sums_leave():
     given = {name for name, value in asdict(SETUP).items() if value is not None}
     given |= {"n_columns", "columns"}
     assert set(asked.part) == {*given, "seed", "P", "centers", "labels"}
+    asked.X = np.tile(asked.X, (2, 1))
+    (cost,) = clustering.evaluate(asked)["cost"]
+    assert cost == pytest.approx(2 * reply["inertia"][0])
+    for largest, rule in ((cost, None), (cost / 2, "must have a finite cost")):
+        monkeypatch.setattr(client, "LARGEST_COST", largest)
+        with pytest.raises(PartyError, match=rule) if rule else nullcontext():
+            clustering.evaluate(asked)
 
 
 # -- impossible requests ---------------------------------------------------------------
@@ -295,9 +303,7 @@ def with_sum():
 
 
 def passing(**values):
-    return lambda asked: clustering.lloyd(
-        asked, **{"centers": np.zeros((1, 1, 2))} | values
-    )
+    return lambda asked: clustering.lloyd(asked, **{"centers": _ONE} | values)
 
 
 OUT_OF_ORDER = "earlier step"
@@ -371,8 +377,22 @@ def test_a_request_that_cannot_be_is_refused(made, ask, rule):
         ask(asked)
 
 
+@pytest.mark.parametrize(
+    ("made", "ask"),
+    [(party, client.begin), (with_sum, passing()), (embedded, clustering.evaluate)],
+)
+def test_sums_over_all_rows_count_as_row_sums(made, ask):
+    asked = made()
+    asked.X, asked.consent = np.resize(asked.X, (20, 2)), limited(19)
+    with pytest.raises(PartyError, match=r"at most 19 rows .* as row-sums"):
+        ask(asked)
+
+
 _SETUP = {f"setup.{k}": v for k, v in asdict(SETUP).items() if v is not None}
 _GRAM = {"t": 1, **_SETUP, "seed": SEED}
+_ONE = np.zeros((1, 1, 2))
+_PASS = {"centers": _ONE, "last": _ONE, "sizes": np.ones((1, 1), int)}
+_SIZES = {"n_rows": N, "n_columns": 2, "n_parties": 3}
 
 
 @pytest.mark.parametrize(
@@ -394,17 +414,22 @@ _GRAM = {"t": 1, **_SETUP, "seed": SEED}
         (clustering.sample, {"count": -1}, "count"),
         (clustering.assign, {"centers": np.ones((0, 2))}, "centers"),
         (clustering.assign, {"centers": np.ones((4092, 2))}, "centers"),
+        (clustering.lloyd, {**_PASS, "last": np.zeros((1, 2, 2))}, "last"),
+        (clustering.lloyd, {**_PASS, "sizes": np.ones((2, 1), int)}, "sizes"),
+        (clustering.lloyd, {**_PASS, "sizes": -np.ones((1, 1), int)}, "sizes"),
+        (clustering.lloyd, {**_PASS, "sizes": np.ones((1, 1))}, "sizes"),
     ],
 )
 def test_a_request_that_is_not_as_declared(step, values, name):
     with pytest.raises(ContractError, match=f"'{name}'"):
-        structure(step.contract.request, values, {"n_rows": N, "n_columns": 2})
+        structure(step.contract.request, values, dict(_SIZES))
 
 
 def test_a_request_as_declared():
     """What the table above differs from."""
-    sizes = {"n_rows": N, "n_columns": 2}
-    assert flatten(structure(client.gram.contract.request, _GRAM, sizes)) == _GRAM
+    for step, values in ((client.gram, _GRAM), (clustering.lloyd, _PASS)):
+        taken = structure(step.contract.request, values, dict(_SIZES))
+        np.testing.assert_equal(flatten(taken), values)
 
 
 # -- k-means by sums -------------------------------------------------------------------
@@ -439,22 +464,3 @@ def test_a_pass_says_the_same_where_it_is_asked_for_again():
     asked.private_draws, asked.run_secret = True, bytes(32)
     secret = clustering.lloyd(asked, centers, centers, sizes)
     assert (first["sums"] != secret["sums"]).all()
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"last": np.zeros((1, 2, 2)), "sizes": np.ones((1, 1), int)},
-        {"last": np.zeros((1, 1, 2)), "sizes": np.ones((2, 1), int)},
-        {"last": np.zeros((1, 1, 2)), "sizes": -np.ones((1, 1), int)},
-        {"last": np.zeros((1, 1, 2)), "sizes": np.ones((1, 1))},
-    ],
-)
-def test_what_the_contract_of_a_pass_refuses(values):
-    request = clustering.lloyd.contract.request
-    sizes = {"n_rows": N, "n_columns": 2, "n_parties": 3}
-    good = {"centers": np.zeros((1, 1, 2)), "last": np.zeros((1, 1, 2))}
-    good["sizes"] = np.ones((1, 1), int)
-    structure(request, good, dict(sizes))
-    with pytest.raises(ContractError):
-        structure(request, good | values, dict(sizes))

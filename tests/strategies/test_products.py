@@ -124,10 +124,7 @@ def test_the_labels_count_among_the_columns():
     [
         *((3, {"dealer": name}, "dealer must be 'server' or") for name in ("p2", "p9")),
         (2, {"dealer": "p0"}, "dealer must be 'server' or the name"),
-        *(
-            (3, {"computes": name}, "computes must be the name")
-            for name in ("p2", "p9")
-        ),
+        *((3, {"computes": name}, "computes must be the") for name in ("p2", "p9")),
         (3, {"computes": "p0", "dealer": "p0"}, "computes must be the name of a party"),
     ],
 )

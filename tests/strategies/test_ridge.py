@@ -236,9 +236,8 @@ def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, caplog):
     assert "9,600 numbers" in warning
     assert warning in caplog.text
     monkeypatch.setattr(server, "FEW_ROWS", 200)
-    again = simulate(strategy(joint_features=24), parties(), seed=0)
-    assert len(again.warnings) == 1
-    assert again.warnings[0].startswith("200 of 400 rows to train on")
+    (warning,) = simulate(strategy(joint_features=24), parties(), seed=0).warnings
+    assert warning.startswith("200 of 400 rows to train on")
 
 
 def senders(grid, start):
@@ -328,6 +327,8 @@ def test_new_rows_are_predicted(trained, monkeypatch, dealer, rows, trips):
 
 
 PRIVATE_NAMES = (*("openings", "checks", "joint"), *("weights", "hidden"))
+SCORING = ridge_scores.rows, ridge_scores.products, ridge_scores.scores
+ALL = {"outputs": 1, "bits": 16, "numbers": np.arange(100)}
 
 
 class Listening:
@@ -335,8 +336,7 @@ class Listening:
 
     def __init__(self, monkeypatch):
         self.angles, self.elements = [], []
-        steps = products.multiply, party.open_joint, ridge_scores.products
-        for step in (*steps, ridge_scores.scores):
+        for step in (products.multiply, party.open_joint, *SCORING[1:]):
             self._listen(monkeypatch, step)
 
     def _listen(self, monkeypatch, step):
@@ -498,8 +498,7 @@ def test_a_party_deals_for_no_roles_that_it_refuses(trained):
     )
     dealt = ridge_dealing.deal(made, roles=roles, row_roles=of_rows)
     assert sorted(dealt) == ["row_parts", "turn_parts"]
-    for asked in ({"roles": roles}, {"row_roles": of_rows}):
-        ((name, right),) = asked.items()
+    for name, right in (("roles", roles), ("row_roles", of_rows)):
         for changes, rule in (
             ({"second": 1}, "must be different parties"),
             ({"fraction": FRACTION}, "fraction must be 2[68]"),
@@ -647,11 +646,14 @@ def test_what_was_dealt_for_another_party_or_turn_is_refused():
     owners = {"owners": [6, roles.owners[1], 6]}
     for session, change in (5, owners), (5, {"turn": 1}), (6, {}):
         other = dataclasses.replace(roles, **change)
+        dealt = dealing.deal_turn(session, bytes(32), other)[1]
         with pytest.raises(PartyError, match="has a wrong tag: it was altered"):
-            asked(made, roles, dealt=dealing.deal_turn(session, bytes(32), other)[1])
+            asked(made, roles, dealt=dealt)
+    angles = np.append(dealt[:HEAD], dealing.deal_turn(5, bytes(32), roles)[1][HEAD:])
     others, _ = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
-    with pytest.raises(PartyError, match="has a wrong tag: it was altered"):
-        asked(made, roles, triple=others[0])
+    for wrong in ({"triple": others[0]}, {"dealt": angles}):
+        with pytest.raises(PartyError, match="has a wrong tag: it was altered"):
+            asked(prepared()[0], roles, **wrong)
 
 
 def astray(sums_of_angles, roles, bits):
@@ -729,35 +731,31 @@ def test_a_server_that_deviates_is_refused(monkeypatch, module, name, deviating,
         training.start(RealParties(parties(4)))
 
 
-def read_local_columns(result):
+def read_local_columns(trained):
     """Return local columns of a party's rows, as a label holder that deals reads them.
 
     It knows both masks: what hides zeros.
     """
-    X, _ = data(100, seed=5)
-    part, one = result.model.parts[0], lone(0)
-    one.X, one.part = X[:, :2], part
-    widths, joint = [part["local"], 3, 0], part["n_features"]
-    roles = Roles(2, 1, widths, len(X), 2, joint, dealing.NEW_ROWS.fraction)
+    one, roles = scoring(trained, 0)
+    roles, part = dataclasses.replace(roles, dealer=2), one.part
     dealt = dealing.deal_rows(5, bytes(32), roles, 1)[0]
-    values = {"outputs": 1, "bits": 16, "numbers": np.arange(len(X))}
-    reply = ridge_scores.rows(one, roles=roles, row_parts={2: dealt}, **values)
+    reply = ridge_scores.rows(one, roles=roles, row_parts={2: dealt}, **ALL)
     deal = dealing.row_deal(roles, 5, 1)
     seed = shares.Portion(dealt[HEAD:]).take()
-    masks = hide_rows(deal, 0, seed, np.zeros((len(X), part["local"]), np.uint64))
+    masks = hide_rows(deal, 0, seed, np.zeros((100, part["local"]), np.uint64))
     opened = shares.unpack(reply["hidden"][2][32:], deal.bits, masks.shape)
     elements = shares.subtract(opened, masks, deal.bits)
-    true = local_columns(unpack_local(part), X[:, :2])
+    true = local_columns(unpack_local(part), one.X)
     return decode(elements, deal.bits, dealing.NEW_ROWS.fraction), true
 
 
 def test_a_label_holder_that_deals_reads_no_row_that_is_scored(trained, monkeypatch):
     with monkeypatch.context() as careless:
         careless.setattr(ridge_scores, "check_roles", lambda *_, **__: None)
-        read, true = read_local_columns(trained[0])
+        read, true = read_local_columns(trained)
         np.testing.assert_allclose(read, true, rtol=0, atol=1e-3)
     with pytest.raises(PartyError, match="must be different parties"):
-        read_local_columns(trained[0])
+        read_local_columns(trained)
 
 
 def scoring(trained, index):
@@ -780,9 +778,9 @@ def scoring(trained, index):
 )
 def test_scores_are_those_of_the_model(trained, index, changes, values, rule):
     made, roles = scoring(trained, index)
-    values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)} | values
+    roles = dataclasses.replace(roles, **changes)
     with pytest.raises(PartyError, match=rule):
-        ridge_scores.rows(made, roles=dataclasses.replace(roles, **changes), **values)
+        ridge_scores.rows(made, roles=roles, **ALL | values)
 
 
 @pytest.mark.parametrize("weights", [{}, {0: np.zeros(8, np.uint8)}])
@@ -793,8 +791,7 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
     with pytest.raises(PartyError, match="must run only once, after the step rows"):
         ridge_scores.products(made, **asked, weights={2: np.zeros(8, np.uint8)})
     dealt = dealing.deal_rows(5, bytes(32), roles, 1)[1]
-    values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)}
-    ridge_scores.rows(made, roles=roles, dealt=dealt, **values)
+    ridge_scores.rows(made, roles=roles, dealt=dealt, **ALL)
     with pytest.raises(PartyError, match="sent by the first party to the second"):
         ridge_scores.products(made, **asked, weights=weights)
 
@@ -831,6 +828,7 @@ def hiding(index=1):
 
 
 MODELLED = partial(lone, part={"kind": "moments"})
+WIDER = partial(lone, part={"local": 1, "n_columns": 3, "columns": []})
 ANGLES = np.zeros((N, 4), "u2")
 NEW = {"roles": ROLES, "outputs": 1, "bits": 16, "numbers": np.arange(10)}
 BARE = {"of_rows": ridge_scores.RowsState(ROLES, np.zeros(64, np.uint8), np.arange(N))}
@@ -849,6 +847,7 @@ BARE |= {"angles": None, "bits": 16}
         (lambda: hiding(0), party.open_joint, {}, "angles must be sent"),
         (lambda: hiding(0), products.multiply, {}, "must include an opening"),
         (MODELLED, party.prepare, {"task": TASK}, "already has its model"),
+        (WIDER, ridge_dealing.part, {}, "must have the 3 training columns"),
         (
             lambda: lone(0),
             ridge_scores._joint_shares,
@@ -892,30 +891,41 @@ def test_labels_that_do_not_fit_the_target(label, task, rule):
         party.prepare(made, task=dataclasses.replace(TASK, **task))
 
 
+def longer(sent):
+    """Return a message, or those of several senders, with a byte too many."""
+    if isinstance(sent, dict):
+        return {sender: longer(message) for sender, message in sent.items()}
+    return np.append(sent, sent[:1])
+
+
 @pytest.mark.parametrize(
-    ("step", "changes", "rule"),
+    ("step", "index", "changes", "rule"),
     [
-        ("hide_rows", {}, "before the step relevance"),
-        ("relevance", {"kinds": [1] * 9}, "kinds must list the number of local"),
-        ("relevance", {"counted": 3}, "must be the number of the other parties'"),
-        ("fit", {"kinds": [1] * 9}, "kinds must list the number of local"),
+        (party.hide_rows, 2, SECOND, "before the step relevance"),
+        (solving.relevance, 2, {"kinds": [1] * 9}, "kinds must list the number of"),
+        (solving.relevance, 2, {"counted": 3}, "must be the number of the other part"),
+        (solving.fit, 2, {"kinds": [1] * 9}, "kinds must list the number of local"),
+        (solving.relevance, 2, {"triples": longer}, "1 surplus bytes"),
+        (ridge_scores.rows, 0, {"dealt": longer}, "1 surplus bytes"),
+        (ridge_scores.products, 0, {"weights": longer}, "too many bytes"),
+        (ridge_scores.scores, 2, {"products": longer}, "too many bytes"),
+        (ridge_scores.scores, 2, {"hidden": longer}, "too many bytes"),
+        (ridge_scores.scores, 2, {"hidden": lambda h: {**h, 0: h[0] ^ 1}}, "seeds"),
     ],
 )
-def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):
-    """Where the server asks for another thing than the protocol does."""
-    original = Parties._round_trip
+def test_other_requests_than_the_protocols(monkeypatch, step, index, changes, rule):
+    original, ((name, change),) = step.function, changes.items()
 
-    def deviate(self, asked, requests, sums, blocks):
-        if asked.action == f"ridge_{step}":
-            told = {**requests[2], **changes}
-            if "joint" in told:
-                told["joint"] = dataclasses.replace(told["joint"], relevant=True)
-            requests[2] = told
-        return original(self, asked, requests, sums, blocks)
+    @wraps(original)
+    def deviate(who, **told):
+        if who.index == index:
+            told[name] = change(told[name]) if callable(change) else change
+        return original(who, **told)
 
-    monkeypatch.setattr(Parties, "_round_trip", deviate)
+    monkeypatch.setattr(step, "function", deviate)
+    how = {"test_fraction": 0.1} if step in SCORING else {"relevance": True}
     with pytest.raises(PartyFailed, match=rule):
-        simulate(strategy(joint_features=4, relevance=True), parties(), seed=0)
+        simulate(strategy(joint_features=8, **how), parties(), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -1017,10 +1027,7 @@ def test_consent_counts_columns_and_scores(tmp_path):
     local = 55  # columns of the 360 rows to train on
     columns = local + 2 + 16 + 1  # and the training
     for limit, rule in (
-        (
-            Limit(life=columns),
-            f"at most {columns} disclosures of moments over the life",
-        ),
+        (Limit(life=columns), f"at most {columns} disclosures of moments over the"),
         # On few rows the label holder can compute columns of 0 and 1 of the others.
         (Limit(rows=361), "at least 361 rows in each Gram matrix"),
         (Limit(life=columns + 1, rows=360), ""),
@@ -1037,9 +1044,7 @@ def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_pat
     training = strategy(joint_features=16, seed=0, relevance=True)
     local = 65  # columns of the data
     columns = 2 * (local + 2 + 16) + 1
-    refused = pytest.raises(
-        PartyFailed, match=r"'p2'.* disclosures of moments over the"
-    )
+    refused = pytest.raises(PartyFailed, match=r"'p2'.* disclosures of moments over")
     for more, outcome in ((3, refused), (4, nullcontext())):
         federation = real(tmp_path / str(more), 3, allow_seed=True)
         for member, of_holder in zip(federation, (0, 0, more), strict=True):
@@ -1073,8 +1078,7 @@ def test_settings_that_do_not_fit(settings, rule):
 def test_32_bits_and_a_given_bandwidth():
     """Which gives one turn, of the columns in their own units."""
     settings = {"bits": 32, "bandwidth": 2.0, "joint_features": 16, "relevance": True}
-    settings["test_fraction"] = 0.2
-    result = simulate(strategy(**settings), parties(), seed=0)
+    result = simulate(strategy(test_fraction=0.2, **settings), parties(), seed=0)
     assert "relevance" not in result.model.parts[0]
     assert result.metrics["bandwidth"] == 2.0
     assert result.metrics["test_loss"] < 0.6 * data()[1].var()
