@@ -52,7 +52,7 @@ def positive_part(Z, cut):
     return (vectors * np.maximum(values - cut, 0)) @ vectors.T
 
 
-# --- the steps
+# --- the steps, and the map for new rows
 
 
 def test_step_sizes_are_those_of_the_paper_for_equal_numbers_of_features():
@@ -98,9 +98,6 @@ def test_eigenpairs_leave_out_zeros_and_keep_what_is_asked_for():
     assert eigenpairs(np.zeros((2, 2)), 0.0, 2)[0].shape == (0,)
 
 
-# --- the map for new rows
-
-
 def test_new_rows_fall_beside_the_exact_extension():
     """H H_new^T is near the kernel between training and new rows of four blobs."""
     X = blobs(400)
@@ -130,6 +127,10 @@ def test_what_the_server_knows_after_two_iterations():
     assert (server.lengths.tolist(), server.mass) == ([6, 2], 4)
     assert (server.next_size, server.wanted) == (6, (1, 1))
     assert not server.still(tol=1e9)
+    more = [Subspace(4, 4, 1, 2, 2.0, dimension=d).wanted[1] for d in (0, 1, 2)]
+    for rule, least in (("auto", [2, 6]), ("paper", [4, 6])):
+        assert [Subspace(9, 9, s, 2, rule).wanted[1] for s in (1, 5)] == least
+    assert more == [2, 2, 1]  # more than s until more than s have been seen
     # The angle between u_1 and the first column of B_2 has the cosine 0.6.
     vectors = np.zeros((6, 2))
     vectors[[0, 4], 0], vectors[1, 1] = np.sqrt([0.82, 0.18]), 1

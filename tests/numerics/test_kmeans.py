@@ -32,7 +32,7 @@ def small_integers(rows):
     return arrays(np.float64, (rows, 2), elements=st.integers(-9, 9).map(float))
 
 
-# --- assignments and distances -------------------------------------------------------
+# --- assignments, distances and seeding -----------------------------------------------
 
 
 def test_assign_agrees_with_scikit_learn():
@@ -55,9 +55,6 @@ def test_distances_are_right_far_from_the_origin(X, centers, offset):
     partial = partial_distances(X + offset, centers + offset)
     assert (partial >= 0).all()
     np.testing.assert_allclose(partial, exact, atol=1e-4)
-
-
-# --- seeding -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", [None, np.arange(600.0)])

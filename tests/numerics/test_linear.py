@@ -106,9 +106,7 @@ def test_mean_squared_error():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("none", Penalty()),
-        ("ridge", Penalty(l2=3.0)),
-        ("lasso", Penalty(l1=3.0)),
+        *(("none", Penalty()), ("ridge", Penalty(l2=3.0)), ("lasso", Penalty(l1=3.0))),
         ("elasticnet", Penalty(l1=2.0, l2=1.0)),
     ],
 )

@@ -427,7 +427,7 @@ def test_a_prefix_of_equal_rows_is_refused():
         initialise(RowBlocks(TWINS), 4, np.random.default_rng(0), [0, 3, 2])
 
 
-# --- a party --------------------------------------------------------------------------
+# --- a party, and complete training ---------------------------------------------------
 
 
 def test_a_seeding_of_the_rows_that_stay_is_one_of_them_alone():
@@ -497,9 +497,6 @@ def test_counts_of_bins():
     assert (bins.tolist(), counts.tolist()) == ([[0, 1], [2, 1]], [2, 6])
     bins, counts = quantizer.count(points[:0], counts[:0])
     assert (bins.shape, counts.shape) == ((0, 2), (0,))
-
-
-# --- complete training ---------------------------------------------------------------
 
 
 def test_complete_training_is_lloyd_from_the_drawn_rows():

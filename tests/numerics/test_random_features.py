@@ -57,7 +57,7 @@ def gap(a, b, turn=1.0):
     return np.minimum(difference, turn - difference).max()
 
 
-# --- the draws
+# --- the draws, and the kernel
 
 
 @given(
@@ -156,9 +156,6 @@ def test_blocks_are_orthogonal(d, p):
             directions = block / np.linalg.norm(block, axis=1, keepdims=True)
             gram = directions @ directions.T
             np.testing.assert_allclose(gram, np.eye(len(block)), atol=1e-12)
-
-
-# --- the kernel
 
 
 @pytest.mark.parametrize("splits", [(6,), (3, 2, 1)])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from vfl_flower.numerics.split import split_rows
+from vfl_flower.numerics.split import split_rows, training_rows
 
 
 @given(
@@ -16,14 +16,11 @@ from vfl_flower.numerics.split import split_rows
 )
 def test_each_row_is_in_one_part(n, fraction, seed):
     train, test = split_rows(n, fraction, seed)
+    train = np.arange(n) if train is None else train
     assert len(test) == round(fraction * n)
-    if train is None:
-        assert len(test) == 0
-    else:
-        assert (np.diff(train) > 0).all()
-        assert (np.diff(test) > 0).all()
-        np.testing.assert_array_equal(np.union1d(train, test), np.arange(n))
-        assert len(train) + len(test) == n
+    for rows in (train, test):
+        assert (np.diff(rows) > 0).all()
+    np.testing.assert_array_equal(np.sort([*train, *test]), np.arange(n))
 
 
 @pytest.mark.parametrize(("n", "fraction"), [(100, 0.0), (1, 0.4), (4, 0.1)])
@@ -38,6 +35,17 @@ def test_whoever_knows_the_seed_agrees():
     first, again, other = (split_rows(50, 0.3, seed)[1] for seed in (7, 7, 8))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(("fraction", "most"), [(0.0, 10), (0.3, 7)])
+def test_training_rows_are_drawn_from_those_that_are_not_held_out(fraction, most):
+    for rows in (2, most):
+        drawn = training_rows(10, fraction, rows, 7)
+        assert (np.diff(drawn) > 0).all()
+        assert len({*drawn} - {*split_rows(10, fraction, 7)[1]}) == len(drawn) == rows
+    for rows in (1, most + 1):
+        with pytest.raises(ValueError, match=f"from 2 to {most}, got {rows}"):
+            training_rows(10, fraction, rows, 7)
 
 
 def test_each_row_is_held_out_as_often():

@@ -1,11 +1,9 @@
 """What a party answers to any message, fair or foul."""
 
-import csv
 import logging
 import stat
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
@@ -121,17 +119,6 @@ def predicting(party: Party) -> AnyReply:
     return {}
 
 
-def clustering(party: Party) -> AnyReply:
-    party.part = {"seed": "a1"}
-    party.predictions = Predictions(np.array([2, 0, 2]))
-    return {}
-
-
-def labelling(party: Party) -> AnyReply:
-    party.predictions = Predictions(np.array([1, 0]), np.array([2, 0]), "0123456789ab")
-    return {}
-
-
 def drawing(party: Party) -> AnyReply:
     return {"numbers": party.rng("draw").integers(2**62, size=4)}
 
@@ -139,7 +126,7 @@ def drawing(party: Party) -> AnyReply:
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
     known = (counter, total, failing, refusing, protecting, drawing)
-    parts = (training, spoiling, probing, predicting, clustering, labelling)
+    parts = (training, spoiling, probing, predicting)
     for function in known + parts:
         name = function.__name__
         monkeypatch.setitem(STEPS, name, Step(function, name, "test_answering"))
@@ -249,6 +236,14 @@ def test_hello_of_a_party_without_name_and_place(partition):
     assert len(reply["ids_digest"]) == 64
 
 
+def test_missing_values_are_filled_before_columns_are_split():
+    party = Party(np.ones((2, 1)))
+    party.encoding = {"columns": [{"name": "a", "levels": None, "later": True}]}
+    assert hello(party, "horizontal")["gaps"]
+    with pytest.raises(PartyError, match="parties must fill their missing values"):
+        hello(party, "vertical")
+
+
 NAMES = ["age", "weight"]
 
 
@@ -283,10 +278,8 @@ def test_hello_tells_names_of_columns_only_where_consent_says_so(server):
 @pytest.mark.parametrize(
     ("frame", "values", "word"),
     [
-        ({"session": -1}, {}, "session"),
-        ({"session": "11"}, {}, "session"),
-        ({"session": True}, {}, "session"),
-        ({"seed": 3}, {}, "seed"),
+        *(({"session": -1}, {}, "session"), ({"session": "11"}, {}, "session")),
+        *(({"session": True}, {}, "session"), ({"seed": 3}, {}, "seed")),
         ({}, {"partition": "diagonal"}, "partition"),
         ({}, {"rows": 3}, "rows"),
     ],
@@ -504,7 +497,7 @@ def test_a_malformed_frame_is_refused_by_name(server, frame, without, words):
     assert "total" in server.values("total")  # and nothing was done
 
 
-# -- errors ----------------------------------------------------------------------------
+# -- errors, and private draws ---------------------------------------------------------
 
 
 def test_exception_leaves_no_value_path_stack_or_class(server, caplog):
@@ -567,8 +560,6 @@ def test_wrong_arguments_are_refused_by_name(server, values, word):
     refused(server.error("counter", **values), word, code=messages.MALFORMED)
     assert server.values("counter")["calls"] == 1  # and nothing was done
 
-
-# -- private draws ---------------------------------------------------------------------
 
 PRIVATE = {"private_draws": True}
 
@@ -699,42 +690,6 @@ def test_predictions_of_rows_without_ids(later, kept):
     file.unlink()
     later.values("counter", 2, **asked_of())
     assert list(kept.glob("predictions-*")) == []
-
-
-@pytest.mark.parametrize("ids", [["b, c", 'd "e"', "f"], [7, 5, 6]])
-@pytest.mark.parametrize("stored", [False, True])
-def test_predictions_of_rows_with_ids(later, kept, ids, stored):
-    party = later.grid._parties[1000]
-    if stored:  # they are read when they are needed
-        party.source = SimpleNamespace(read_ids=lambda: [str(value) for value in ids])
-    else:
-        party.ids = np.array(ids)
-    later.values("predicting", **asked_of())
-    with open(predictions_in(kept), newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows[0] == ["id", "prediction"]
-    assert [row[0] for row in rows[1:]] == [str(value) for value in ids]
-    assert [float(row[1]) for row in rows[1:]] == [1.5, -2.0, 0.1]
-
-
-@pytest.mark.parametrize(
-    ("action", "name", "rows"),
-    [
-        ("clustering", MODEL, "id,prediction\nu,2\nv,0\nw,2\n"),
-        ("labelling", "0123456789ab", "id,prediction\nw,1\nu,0\n"),
-    ],
-)
-def test_predictions_of_own_rows_are_under_the_number_of_their_model(
-    server, tmp_path, action, name, rows
-):
-    """A run trains a model of its id, and may work with an earlier one."""
-    server.keep_in(tmp_path).ids = np.array(["u", "v", "w"])
-    assert server.values(action) == {}
-    file = predictions_in(tmp_path)
-    assert file.name == f"predictions-{name}.csv"
-    assert file.read_text() == rows
-    server.values(action)
-    assert predictions_in(tmp_path).read_text() == rows
 
 
 # -- an engineer's own loader ----------------------------------------------------------

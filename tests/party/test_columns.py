@@ -199,40 +199,32 @@ def test_rows_that_are_no_array_stand_in_the_order_already():
         arrange(party, ours[::-1])
 
 
-# -- a server that deviates ------------------------------------------------------------
+def state_order(monkeypatch, *, first: bool) -> None:
+    """Reverse the columns in the first message to party 0, or in all later messages."""
+    order, original = declared(straight(rows())[0])["columns"], Frame.pack
+
+    def pack(frame):
+        packed, keeps = original(frame), first and frame.index > 0
+        changed = {"columns": order if keeps else order[::-1]}
+        return packed | changed if first == ("peers" in packed) else packed
+
+    monkeypatch.setattr(Frame, "pack", pack)
 
 
 def test_orders_that_differ_between_parties_give_noise(monkeypatch):
     """Otherwise a server could add one column of a party to another one's."""
     X = rows()
-    order = declared(straight(X)[0])["columns"]
     plain = {"action": "kernel_kmeans_begin", "tamper": lambda *sent: sent[-1]}
     strategy = small(standardize=True)
     honest = sums_of(strategy, straight(X), **plain)["sum_x"]
     np.testing.assert_allclose(join_limbs(honest), X.sum(axis=0), rtol=1e-12)
 
-    original = Frame.pack
-
-    def tell(frame):
-        packed = original(frame)
-        if "peers" in packed:
-            packed["columns"] = order if frame.index else order[::-1]
-        return packed
-
-    monkeypatch.setattr(Frame, "pack", tell)
+    state_order(monkeypatch, first=True)
     noise = join_limbs(sums_of(strategy, straight(X), **plain)["sum_x"])
     assert np.abs(noise).max() > 1e20
 
 
 def test_the_order_cannot_change_during_a_run(monkeypatch):
-    X = rows()
-    order = declared(straight(X)[0])["columns"]
-    original = Frame.pack
-
-    def tell(frame):
-        packed = original(frame)
-        return packed if "peers" in packed else packed | {"columns": order[::-1]}
-
-    monkeypatch.setattr(Frame, "pack", tell)
+    state_order(monkeypatch, first=False)
     with pytest.raises(PartyFailed, match="order of the columns changed"):
-        small().start(RealParties(shuffled(X)))
+        small().start(RealParties(shuffled(rows())))

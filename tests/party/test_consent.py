@@ -214,14 +214,9 @@ def test_a_party_of_a_loader_without_consent_is_strict(tmp_path):
 @pytest.mark.parametrize(
     ("when", "value", "applies"),
     [
-        ("", None, True),
-        ("pool", True, True),
-        ("pool", False, False),
-        ("pool", 0, False),
-        ("pool", np.zeros(3), True),
-        ("pool", None, False),
-        ("not pool", None, True),
-        ("not pool", 3, False),
+        *(("", None, True), ("not pool", None, True), ("not pool", 3, False)),
+        *(("pool", True, True), ("pool", np.zeros(3), True)),
+        *(("pool", value, False) for value in (False, 0, None)),
     ],
 )
 def test_when_a_step_reveals(when, value, applies):
@@ -440,9 +435,7 @@ def test_refusals_run_out(tmp_path):
 @pytest.mark.parametrize(
     ("least", "parties", "lines"),
     [
-        (3, 3, []),
-        (3, 2, ["two-parties = true"]),
-        (3, 1, ["min-parties = 1"]),
+        *((3, 3, []), (3, 2, ["two-parties = true"]), (3, 1, ["min-parties = 1"])),
         (4, 2, ["min-parties = 2"]),
     ],
 )

@@ -6,14 +6,9 @@ import stat
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,28 +19,23 @@ from vfl_flower.party.journal import Journal
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.secure_aggregation.keys import (
-    NO_IDENTITY,
-    encode_key,
-    new_private_key,
-    public_key,
-)
+from vfl_flower.secure_aggregation import keys
 
 SESSION = 11
 NAMES = ("a", "b", "c")
 PLACE = 1
 PRIVATE = [Ed25519PrivateKey.generate() for _ in NAMES]
-OF_RUN = [public_key(new_private_key()) for _ in NAMES]
+OF_RUN = [keys.public_key(keys.new_private_key()) for _ in NAMES]
 KEYS = b"".join(OF_RUN)
 LISTED = [
     identity.Credential(name, j, 3, OF_RUN[j]).signed(PRIVATE[j], SESSION)
     for j, name in enumerate(NAMES)
 ]
-PINNED = {c.name: encode_key(c.identity) for c in LISTED}
+PINNED = {c.name: keys.encode_key(c.identity) for c in LISTED}
 
 
 def text_of(private):
-    return encode_key(private.public_key().public_bytes_raw())
+    return keys.encode_key(private.public_key().public_bytes_raw())
 
 
 # -- the file --------------------------------------------------------------------------
@@ -64,8 +54,10 @@ def put(folder, data, mode=0o600):
 
 
 def pem_of(key, encryption=None):
-    encryption = encryption or NoEncryption()
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    encryption = encryption or serialization.NoEncryption()
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    )
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -96,7 +88,7 @@ def test_a_key_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
         b"",
         b"no key",
         pem_of(X25519PrivateKey.generate()),
-        pem_of(PRIVATE[0], BestAvailableEncryption(b"password")),
+        pem_of(PRIVATE[0], serialization.BestAvailableEncryption(b"password")),
         pem_of(PRIVATE[0])[:-40],
     ],
     ids=["empty", "text", "X25519", "password", "cut"],
@@ -134,7 +126,7 @@ def test_what_is_no_file_is_refused(folder, tmp_path, kind):
         identity.load_identity(folder)
 
 
-# -- what is signed --------------------------------------------------------------------
+# -- what is signed, and how a message holds it ----------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,7 +134,7 @@ def test_what_is_no_file_is_refused(folder, tmp_path, kind):
     [
         *({"name": "b"}, {"name": ""}, {"index": 1}, {"index": -1}, {"n_parties": 2}),
         *({"public_key": OF_RUN[1]}, {"identity": LISTED[1].identity}),
-        *({"identity": NO_IDENTITY}, {"signature": LISTED[1].signature}),
+        *({"identity": keys.NO_IDENTITY}, {"signature": LISTED[1].signature}),
         *({"signature": bytes(64)}, {"signature": b""}),
     ],
 )
@@ -175,8 +167,6 @@ def test_a_party_says_what_it_knows(folder):
     with pytest.raises(PartyError, match="state-dir must be set"):
         identity.credential_of(Party(np.ones((2, 1))), SESSION, OF_RUN[0])
 
-
-# -- in a message ----------------------------------------------------------------------
 
 CREDENTIALS = st.lists(
     st.builds(
@@ -220,7 +210,7 @@ def test_malformed_credentials(packed):
         identity.parse_credentials(packed, KEYS)
 
 
-# -- whom a party refuses --------------------------------------------------------------
+# -- whom a party refuses, which runs, and which lists of keys -------------------------
 
 
 def check(credentials=LISTED, place=PLACE, pinned=PINNED, trust=False, known=()):
@@ -272,7 +262,10 @@ REFUSED = {
     "key of the run": (altered(0, public_key=bytes(32)), FORGED),
     "number of parties": (altered(0, n_parties=2), FORGED),
     "signature": (altered(0, signature=LISTED[1].signature), FORGED),
-    "no identity": (altered(0, identity=NO_IDENTITY), "'a' must have a long-term key"),
+    "no identity": (
+        altered(0, identity=keys.NO_IDENTITY),
+        "'a' must have a long-term key",
+    ),
     "a new name": (other(2, name="d"), "party 'd' must be pinned"),
     "no name": (other(2, name=""), "the party at position 2 has none"),
     "one name": (other(2, name="a"), "names must differ, got 'a' twice"),
@@ -320,19 +313,7 @@ def test_trust_on_first_use():
     assert "c" not in pinned
 
 
-# -- the run ---------------------------------------------------------------------------
-
-
-FRAME = Frame(
-    session=SESSION,
-    seed=3,
-    private_draws=True,
-    masking="ring",
-    round=2,
-    previous=1,
-    parties=3,
-    index=PLACE,
-)
+FRAME = Frame(SESSION, 3, True, "ring", round=2, previous=1, parties=3, index=PLACE)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +347,8 @@ def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted, caplog)
     """It would be the first use each time."""
     party = Party(np.ones((2, 1)), name="b", index=PLACE, state_dir=folder)
     party.n_parties = 3
-    private = new_private_key()
-    own = identity.credential_of(party, SESSION, public_key(private))
+    private = keys.new_private_key()
+    own = identity.credential_of(party, SESSION, keys.public_key(private))
     listed = [LISTED[0], own, LISTED[2]]
     peers = b"".join(c.public_key for c in listed)
     frame = dataclasses.replace(
@@ -382,9 +363,6 @@ def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted, caplog)
     else:
         with pytest.raises(PartyError, match="'a' must be pinned"):
             identity.check_run(frame, party, private, agreed, journal)
-
-
-# -- the list of the run's keys --------------------------------------------------------
 
 
 def test_each_party_signs_the_list_of_keys(tmp_path):

@@ -213,6 +213,8 @@ def test_a_party_that_was_restarted_needs_the_key_of_its_state(tmp_path):
         assert line.greet(5, restarted, goes_on=True) == key
         with pytest.raises(PartyError, match="lacks the key to the session"):
             line.recall(restarted)
+        with pytest.raises(PartyError, match="does not decrypt this party's session"):
+            line.recall(restarted, bytes(32))
         line.recall(restarted, memory.state_key)
     assert restarted.public_key == key
     assert restarted.pack() == memory.pack()

@@ -31,17 +31,8 @@ class Run:
         self.memory = Memory(RecordDict())
         self.step: Any = coresets.scores
         key = self.memory.open(session)
-        self.frame = Frame(
-            session=session,
-            seed=3,
-            private_draws=False,
-            masking="ring",
-            round=0,
-            previous=0,
-            parties=2,
-            index=1,
-            peers=bytes(32) + key,
-        )
+        of_party = {"parties": 2, "index": 1, "peers": bytes(32) + key}
+        self.frame = Frame(session, 3, False, "ring", 0, previous=0, **of_party)
 
     def enter(self, again: bool = False, **changes: Any) -> Party:
         last = self.frame.round

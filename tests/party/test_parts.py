@@ -266,7 +266,7 @@ def test_what_is_no_id_never_becomes_a_path(folder, monkeypatch, model):
         parts.save_part(folder, parts.ModelPart(model, "fdskl"))
 
 
-# --- Damage
+# --- Damage, and links that somebody left in the folder
 
 
 def damages(content):
@@ -312,9 +312,6 @@ def test_an_npz_that_is_no_part(folder, file, arrays):
     np.savez(buffer, **arrays)
     file.write_bytes(sealed(buffer.getvalue()[:-2] + b"\x40\0"))
     assert "is not a local model in format 1" in refusal(folder)
-
-
-# --- Links that somebody left in the folder
 
 
 def test_a_part_is_not_read_or_written_through_a_link(folder, file, tmp_path):

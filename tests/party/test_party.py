@@ -1,7 +1,6 @@
 """The party: its data are checked once, its streams are its own, its state is kept."""
 
 import hashlib
-import hmac
 import zlib
 from dataclasses import field
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from consents import limited
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from fixed_keys import derived
 
 from vfl_flower import Party
 from vfl_flower.party.party import PartyError, Predictions, digest_ids, stored_as
@@ -37,6 +37,7 @@ def test_data_are_taken_as_they_are():
         assert Party(data, y=data[:, 0]).X is data
 
 
+SHIFTED = pd.DataFrame(X, index=[4, 5, 6])
 NAN = np.array([[1.0, 2.0], [np.nan, 4.0], [5.0, -np.inf]])
 
 
@@ -55,10 +56,15 @@ NAN = np.array([[1.0, 2.0], [np.nan, 4.0], [5.0, -np.inf]])
         ({"X": X, "y": np.array([np.nan, np.inf, 1.0])}, "^y .* infinite value, 1 "),
         ({"X": X, "y": np.full(3, np.nan)}, "^y .* at least one label, got none"),
         ({"X": X, "ids": np.arange(4)}, r"^ids of the party .* the 3 rows, .* \(4,\)"),
-        (
-            {"X": X, "ids": np.array([17, 4, 17])},
-            "^ids of the party .* distinct, got 1 ",
-        ),
+        ({"X": X, "ids": np.array([17, 4, 17])}, "^ids of the .* distinct, got 1 "),
+        ({"X": SHIFTED, "y": SHIFTED[0][::-1]}, "^y of the party .* the same index"),
+        ({"X": SHIFTED, "ids": SHIFTED[0][::-1]}, "^ids of the party .* same index"),
+        ({"X": X, "ids": np.ma.masked_less(range(3), 1)}, "^ids .* no masked value"),
+        ({"X": X, "index": -1}, "^index of the party must be a whole number, 0 or"),
+        ({"X": X, "index": True}, "^index of the party must be a whole number"),
+        ({"X": X, "consent": {}}, "^consent of the party must be a Consent or None"),
+        ({"X": X, "columns": "ab"}, "^columns of the party must be a list of names"),
+        ({"X": X, "columns": [1, "1"]}, "^columns of the party .* distinct names"),
         ({"X": X, "columns": ["a"]}, "^columns of the party .* the 2 columns .* 1 nam"),
     ],
 )
@@ -90,9 +96,6 @@ def test_what_a_run_sets_is_no_argument():
         with pytest.raises(TypeError, match=name):
             Party(X, **{name: 1})
         assert not getattr(Party(X), name)
-
-
-# -- ids -------------------------------------------------------------------------------
 
 
 def test_digest_of_ids():
@@ -132,12 +135,6 @@ def drawing(index: int = 0, seed: int = 0, secret: bytes = b"") -> Party:
 def stream(name: str = "draw", **run: Any) -> list[int]:
     numbers: list[int] = drawing(**run).rng(name).integers(2**62, size=4).tolist()
     return numbers
-
-
-def derived(secret: bytes, *parts: bytes) -> bytes:
-    info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-    pseudo_random = hmac.digest(bytes(32), secret, "sha256")
-    return hmac.digest(pseudo_random, info + b"\x01", "sha256")
 
 
 def test_a_stream_is_given_by_seed_party_and_name():

@@ -209,7 +209,7 @@ def test_open_three_sums_reveal_a_row(party):
     assert (sums[0] - sums[1] + sums[2]) / 2 == pytest.approx(values[0])
 
 
-# -- parties ---------------------------------------------------------------------------
+# -- parties, and the journal ----------------------------------------------------------
 
 
 def test_equal_rows_with_one_party_more_are_refused(party, caplog):
@@ -226,9 +226,6 @@ def test_parties_may_come_and_go_with_consent(tmp_path):
     party.sum_over(who="abcd")
     party.sum_over()
     refused(party, who="abd")
-
-
-# -- the journal -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["restored", "copied"])

@@ -331,7 +331,7 @@ def test_clips_of_a_sealed_sum_are_said(clock, caplog):
     assert len(parties.ledger.waits["sealing"]) == 3
 
 
-# -- what a party refuses --------------------------------------------------------------
+# -- what a party refuses, and what it sends again -------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -477,9 +477,6 @@ def test_a_forged_request_is_refused_in_a_sentence(change, words, clock):
     with pytest.raises(PartyFailed, match=f"'party-1' failed.*{words}") as caught:
         parties.ask_one(1, chaining, part=opened(sealed))
     assert "unexpectedly" not in caught.value.reason
-
-
-# -- asking again ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", ["sealing", "relaying", "reading"])

@@ -9,16 +9,7 @@ from vfl_flower.protocol.frame import Frame, SumRequest
 from vfl_flower.protocol.messages import pack, unpack
 from vfl_flower.protocol.seals import Seal
 
-SMALL = Frame(
-    session=11,
-    seed=3,
-    private_draws=False,
-    masking="ring",
-    round=2,
-    previous=1,
-    parties=3,
-    index=2,
-)
+SMALL = Frame(11, 3, False, "ring", round=2, previous=1, parties=3, index=2)
 LARGE = replace(
     SMALL,
     peers=bytes(range(96)),

@@ -42,9 +42,12 @@ def test_decoding_returns_each_number_to_the_stated_error(bits, fraction, data):
 
 
 def test_numbers_beyond_the_bound_are_clipped_and_counted():
-    elements, clipped = FixedPoint(48, 4, 2.0).encode(np.array([2.0, 2.1, -9.0]))
-    assert clipped == 2
-    assert decode(elements, 48, 4).tolist() == [2.0, 2.0, -2.0]
+    widest = FixedPoint(48, 0, 2.0**47 - 0.75)
+    for numbers, most in ((FixedPoint(48, 4, 2), 2.0), (widest, 2.0**47 - 1)):
+        values = np.array([most, numbers.bound + 0.1, -4.5 * most])
+        elements, clipped = numbers.encode(values)
+        assert (clipped, type(numbers.bound)) == (2, float)
+        assert decode(elements, 48, numbers.fraction).tolist() == [most, most, -most]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -56,17 +59,17 @@ def test_a_number_that_is_not_finite_is_refused(value):
 @pytest.mark.parametrize(
     ("settings", "argument"),
     [
-        ((47, 4, 1.0), "bits"),
-        ((48, -1, 1.0), "fraction"),
-        ((48, 51, 1.0), "fraction"),
-        ((48, 4, 0.0), "bound"),
-        ((48, 4, math.nan), "bound"),
+        *(((47, 4, 1.0), "bits"), ((48, -1, 1.0), "fraction")),
+        *(((48, 51, 1.0), "fraction"), ((48, 4, 0.0), "bound")),
+        *(((48, 4, 9e-101), "bound"), ((48, 4, math.nan), "bound")),
         ((48, 40, 128.0), "bound must be below 2\\^7"),
+        ((48, 0, 2.0**47 - 0.5), "bound must be below 2\\^47"),  # rounds up to 2^47
     ],
 )
 def test_settings_out_of_range_are_refused(settings, argument):
     with pytest.raises(ValueError, match=argument):
         FixedPoint(*settings)
+    FixedPoint(48, 50, 1e-100)  # the most fraction bits, and the smallest bound
 
 
 @law
@@ -129,15 +132,23 @@ def test_too_many_rows_are_refused_with_what_would_fit():
     rule = "fraction must be at most 21 .* 1000000 rows"
     with pytest.raises(ValueError, match=rule):
         gram_fixed_point(10**6, 1.0, 22)
-    with pytest.raises(ValueError, match="rows are too many"):
-        finest_gram_fixed_point(10**6, 1e6, 48)
-    with pytest.raises(ValueError, match="columns are too many"):
-        weights_fixed_point(FixedPoint(48, 46, 1.0), 10)
+    # Rounding moves a column of 2^20 rows by 512 units, to a length of 2^23.5.
+    limit = (2**23.5 - 512) / 2**10
+    assert finest_gram_fixed_point(2**20, limit - 0.1, 48).fraction == 0
+    for rows, bound in ((10**6, 1e6), (2**20, limit + 0.1), (2**50, 1.0)):
+        with pytest.raises(ValueError, match="rows are too many"):
+            finest_gram_fixed_point(rows, bound, 48)
+    assert weights_fixed_point(FixedPoint(48, 0, 2.0**46 - 0.5), 1).fraction == 0
+    with pytest.raises(ValueError, match="columns are too many"):  # 2^46 (1 + 1)
+        weights_fixed_point(FixedPoint(48, 0, 2.0**46 - 0.5), 2)
+    for name, bound in (("bound", 0.0), ("square_sum", 1.0)):
+        with pytest.raises(ValueError, match=f"^{name} must be between"):
+            gram_fixed_point(9, bound, 4, square_sum=0.0)
 
 
 @law
 @given(st.integers(1, 3000), st.sampled_from([FixedPoint(48, 16, cosine_bound(16)),
-                                              FixedPoint(56, 28, 1.01),
+                                              FixedPoint(56, 27, 1.01),
                                               FixedPoint(63, 2, 1.0)]))  # fmt: skip
 def test_weights_are_as_fine_as_the_ring_allows(columns, features):
     weights = weights_fixed_point(features, columns)

@@ -218,7 +218,8 @@ def test_the_sum_of_the_server_does_not_change_the_messages():
     terms = [np.full((2, 2), v, "<u2") for v in (1, 2, 2**16 - 1)]
     for term in terms:
         term.flags.writeable = False
-    np.testing.assert_array_equal(unmask_sum(terms, Circle(16, 3)), np.full((2, 2), 2))
+    for count, total in ((1, 1), (3, 2)):
+        assert (unmask_sum(terms[:count], Circle(16, 3)) == total).all()
     assert [int(term[0, 0]) for term in terms] == [1, 2, 2**16 - 1]
 
 

@@ -8,10 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PrivateKey,
-    X25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric import x25519
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from uniformity import uniform
@@ -115,8 +112,10 @@ def test_a_multiple_is_that_of_x25519():
     key = secrets.token_bytes(32)
     ours = encrypt(hash_ids([b"a"]), key, hashed=True)
     point = points.hash_to_point(hash_ids([b"a"]).tobytes())
-    private = X25519PrivateKey.from_private_bytes(key)
-    assert ours.tobytes() == private.exchange(X25519PublicKey.from_public_bytes(point))
+    private = x25519.X25519PrivateKey.from_private_bytes(key)
+    assert ours.tobytes() == private.exchange(
+        x25519.X25519PublicKey.from_public_bytes(point)
+    )
 
 
 @pytest.mark.parametrize("u", SMALL_ORDER)

@@ -146,8 +146,9 @@ def test_a_correction_of_another_block_is_refused():
     cosine_shares(deal, 1, first, delta, 0, FRACTION)
     with pytest.raises(ValueError, match="has a wrong tag: it was altered"):
         cosine_shares(deal, 1, first, delta, 1, FRACTION)
-    with pytest.raises(ValueError, match="correction must be"):
-        cosine_shares(deal, 1, second, delta, 1, FRACTION)
+    for party, message in ((1, second), (0, first)):
+        with pytest.raises(ValueError, match="correction must be"):
+            cosine_shares(deal, party, message, delta, 1, FRACTION)
 
 
 def test_an_odd_number_of_fraction_bits_is_refused():

@@ -157,7 +157,7 @@ def test_a_retry_opens_the_same_again():
     assert np.array_equal(*(opened(use(5, 2), Z) for _ in range(2)))
 
 
-# -- bound to the use ------------------------------------------------------------------
+# -- bound to the use, and a dealer that deviates --------------------------------------
 
 
 @pytest.mark.parametrize("party", [0, 1])
@@ -199,9 +199,6 @@ def test_uses_that_make_no_sense_are_refused():
         deal_matrix(dataclasses.replace(use(5, 4), owners=(2, 2)), ROOT)
     with pytest.raises(ValueError, match="number must be above the round, 0"):
         deal_factor(use(5, 4), ROOT, 0, 3)
-
-
-# -- a dealer that deviates ------------------------------------------------------------
 
 
 def test_a_wrong_product_fails_the_check():

@@ -20,6 +20,7 @@ from vfl_flower.secure_aggregation.products.shares import (
     BLOCK_ROWS,
     Deal,
     Dealt,
+    Elements,
     add,
     pack,
     subtract,
@@ -351,7 +352,7 @@ def test_parties_that_added_other_openings_are_told():
         open_gram(first, second, deal)
 
 
-# -- a dealer that deviates ------------------------------------------------------------
+# -- a dealer that deviates, and columns that their owners hide ------------------------
 
 
 def proofs(deal, dealt, challenge=CHALLENGE):
@@ -404,9 +405,6 @@ def test_a_wrong_triple_of_predictions_fails_the_check():
             assert first.proof(CHALLENGE, opened) != second.proof(CHALLENGE)
 
 
-# -- columns that their owners hide ----------------------------------------------------
-
-
 def owned(values, widths, root=ROOT):
     """Return the Gram matrix of columns that their owners open, and the openings."""
     deal = dataclasses.replace(use(*values.shape), owners=widths)
@@ -416,9 +414,13 @@ def owned(values, widths, root=ROOT):
         hide_columns(deal, owner, deal_owner(deal, root, owner), block)
         for owner, block in enumerate(blocks)
     ]
+    last = opened[-1] >> 1  # of joint columns, both parties open their shares
     for triple in pair:
-        for block, rows in enumerate(deal.blocks()):
-            triple.add(np.hstack([part[rows] for part in opened]), block)
+        parts = [pack(p, deal.bits) for p in (*opened[:-1], last, opened[-1] - last)]
+        triple.add_all([*map(Elements, parts[:-2])], [*map(Elements, parts[-2:])])
+    longer = [Elements(np.append(part, parts[0][:1])) for part in parts]
+    with pytest.raises(ValueError, match="openings have too many bytes"):
+        triples_of(deal, root=root)[0].add_all(longer[:-2], longer[-2:])
     return open_gram(*(triple.share() for triple in pair), deal), opened, deal, pair
 
 
@@ -439,11 +441,10 @@ def test_what_an_owner_is_dealt_is_of_one_use_and_one_owner():
     deal = dataclasses.replace(use(5, 4), owners=(2, 2))
     dealt, columns = deal_owner(deal, ROOT, 1), np.zeros((5, 2), "u8")
     hide_columns(deal, 1, Dealt.unpack(dealt.pack()), columns)
-    with pytest.raises(ValueError, match="has a wrong tag: it was altered"):
-        hide_columns(deal, 0, dealt, columns)
     other = dataclasses.replace(deal, run_id=deal.run_id + 1)
-    with pytest.raises(ValueError, match="has a wrong tag: it was altered"):
-        hide_columns(other, 1, dealt, columns)
+    for wrong_use, owner in ((deal, 0), (other, 1)):
+        with pytest.raises(ValueError, match="has a wrong tag: it was altered"):
+            hide_columns(wrong_use, owner, dealt, columns)
     with pytest.raises(ValueError, match="correction must be 32 bytes"):
         hide_columns(deal, 1, Dealt.unpack(dealt.pack()[:-1]), columns)
     with pytest.raises(ValueError, match="owners must add up to 4 columns"):
