@@ -170,5 +170,6 @@ def test_predictions_are_under_their_rows_and_their_model(ids, places, tmp_path)
         (path,) = tmp_path.iterdir()
         assert path.name == f"predictions-{name}.csv"
         with path.open(newline="") as file:
-            assert list(csv.reader(file))[1:] == cells
+            head = ["id" if ids else "row", "prediction"]
+            assert list(csv.reader(file)) == [head, *cells]
         path.unlink()

@@ -348,6 +348,7 @@ def keep_predictions(call: Call) -> None:
         return
     model_id = model or predictions.model or run
     ids, rows = party.read_ids(), predictions.rows
+    head = "row" if ids is None else "id"
     if rows is not None and not np.array_equal(rows, np.arange(party.n_rows)):
         ids = rows.tolist() if ids is None else [ids[row] for row in rows.tolist()]
     write_predictions(
@@ -356,6 +357,7 @@ def keep_predictions(call: Call) -> None:
         predictions.values,
         f"the predictions of model {model_id}",
         more=predictions.more,
+        head=head,
     )
 
 

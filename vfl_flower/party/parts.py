@@ -125,16 +125,18 @@ def write_predictions(
     predictions: Array,
     what: str,
     more: Mapping[str, Array] | None = None,
+    head: str = "",
     **where: str,
 ) -> None:
     """Write predictions, of shape (n,), to a CSV file; see :func:`in_csv`.
 
     Without ids, row numbers from 0 are written. `more` contains further values of each
-    row, shape (n,), by name; `where` is as in :func:`write_private`.
+    row, shape (n,), by name; `head` is the header of the ids, by default "id" or "row";
+    `where` is as in :func:`write_private`.
     """
     text, columns = io.StringIO(), {"prediction": predictions, **(more or {})}
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
-    plain.writerow(["row" if ids is None else "id", *columns])
+    plain.writerow([head or ("row" if ids is None else "id"), *columns])
     names = range(len(predictions)) if ids is None else ids
     values = [column.tolist() for column in columns.values()]
     for cells in zip(names, *values, strict=True):
