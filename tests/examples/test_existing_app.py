@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord
 from flwr.common.config import parse_config_args
 from flwr.serverapp.strategy import FedAvg
-from pages import PAGES, commands, examples, options
+from pages import PAGES, commands, options
 from sklearn.datasets import load_breast_cancer
 
 import vfl_flower as vf
@@ -81,16 +81,11 @@ def test_a_strategy_beside_it(grid):
     assert fed_avg(grid).evaluate_metrics_clientapp[2]["accuracy"] > 0.95
 
 
-def test_hospitals_with_files_and_consents_of_their_own(grid, tmp_path, monkeypatch):
-    """As the tutorial has it: loader, consent, node config, keys that are pinned."""
-    from existing_app import client_app, task
+def test_hospitals_with_files_and_consents_of_their_own(grid, tmp_path):
+    """As the tutorial has it: file, consent, node config, keys that are pinned."""
+    from existing_app import task
 
     page = "docs/tutorials/existing-app.md"
-    (loader,) = [code for code in examples(page) if "load_partition(" in code]
-    known = {"np": np, "Array": task.Array, "Context": Context}
-    known |= {"load_partition": task.load_data}
-    exec(loader, known)
-    monkeypatch.setattr(client_app, "load_data", known["load_data"])
     (text,) = re.findall(r"(?s)```toml\n(.*?)```", PAGES[page])
     (words,) = [w for k, w in commands("vfl-flower supernode").items() if page in k]
     (config,) = options(words, "--node-config")

@@ -49,7 +49,7 @@ def load(context: Context) -> Party:
     # Only a simulation, in which all rows are on one machine, runs in Ray.
     if "ray" in sys.modules and config.keys() <= {"partition-id", "num-partitions"}:
         return Party(X, consent=ALLOW_ALL)
-    for key in ("party-name", "consent", "state-dir"):
+    for key in ("party-name", "consent", "state-dir", "data-path"):
         if not config.get(key):
             raise PartyError(f"a SuperNode needs {key!r} in its node config")
     return Party(

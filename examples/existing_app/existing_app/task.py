@@ -12,6 +12,14 @@ Array = npt.NDArray[np.float64]
 
 def load_data(context: Context) -> tuple[Array, Array]:
     """Return the rows of this hospital and their labels, 0 or 1."""
+    if path := context.node_config.get("data-path"):  # a SuperNode
+        table = np.loadtxt(str(path), delimiter=",", skiprows=1)
+        return table[:, :-1], table[:, -1]
+    return load_partition(context)  # a simulation
+
+
+def load_partition(context: Context) -> tuple[Array, Array]:
+    """Return one of several parts of a data set, for a simulated hospital."""
     X, y = load_breast_cancer(return_X_y=True)
     X = (X - X.mean(axis=0)) / X.std(axis=0)
     place, count = (
