@@ -336,7 +336,7 @@ BROKEN = {
     Unplanned: ("check_plan", "took 2 round trips, but a dry run says 1"),
     Talkative: ("check_plan", "must show 'extra' of test_testing_chatty"),
     OfThree: ("check_two_parties", "two parties get an unclear error: it does not"),
-    Forgetful: ("check_model", "a saved model has lost its 'mean'"),
+    Forgetful: ("check_model", "a saved model must keep its 'mean'"),
     Patient: ("check_faults", "the run must fail"),
     Counting: ("check_faults", "the model has different 'mean'"),
     Trusting: ("check_faults", "with the fault 'deal' at 'airline' in test_testing_"),

@@ -37,7 +37,7 @@ class UnpackedSizeError(ValueError):
 
 
 def check_no_link(path: Path) -> None:
-    """Raise OSError for a symbolic link: its creator would choose the file used."""
+    """Raise OSError for a symbolic link, whose creator chooses the target file."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
 

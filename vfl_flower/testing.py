@@ -366,7 +366,7 @@ def check_model(runs: Runs) -> None:
     names = trained.keys() & loaded.keys()
     kept = {n for n in names if np.array_equal(trained[n], loaded[n])}
     if changed := trained.keys() - kept:
-        raise AssertionError(f"a saved model has lost its {_listed(changed)}")
+        raise AssertionError(f"a saved model must keep its {_listed(changed)}")
 
 
 def check_faults(runs: Runs) -> None:

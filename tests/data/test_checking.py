@@ -349,7 +349,7 @@ def test_what_concerns_a_strategy_is_said_where_it_is_asked_for(tmp_path):
     assert several.count(of_columns) == several.count(of_rows) == 1
     for_columns, for_rows = several.index("For fdskl:"), several.index("For fk-kmeans,")
     assert for_columns < several.index(of_columns) < for_rows < several.index(of_rows)
-    assert several.count("'ward' holds 2 different texts") == 1
+    assert several.count("'ward' holds 2 distinct strings") == 1
     assert "\nmufc: 400 rows, 6 columns of numbers; to fix: 1," in several
     assert "strategy must be one of" in said("magic")
 

@@ -158,7 +158,7 @@ def test_digits_that_are_lost_are_refused(write):
 
 def test_texts_of_one_row_each_in_a_small_file(write):
     path = write("a,x\n" + lines(lambda i: f"secret{i},{i * i}"))
-    assert "look like ids or free text: leave it out" in said(path)
+    assert "resembling ids or free text: leave it out" in said(path)
     assert "secret" not in said(path)
 
 

@@ -35,7 +35,7 @@ def test_mean_fills_numbers_and_levels(write, caplog):
     assert record.getMessage() == (
         "party 'airline': column 'a' lacks 1 of 4 values, which are set to its mean; "
         "column 'carrier' lacks 1 of 4 values, which are set to its mean; "
-        "column 'carrier' holds 2 different texts, which become 2 columns of 0 and 1; "
+        "column 'carrier' holds 2 distinct strings, which become 2 columns of 0 and 1; "
         "column 'flag' holds yes and no, or true and false, which become 1 and 0"
     )
 

@@ -254,7 +254,7 @@ def test_a_folder_without_party_files(tmp_path):
         (
             "b\n" + "\n".join(f"secret{i}" for i in range(101)),
             {},
-            "must have at most 100 different texts to be one-hot encoded, got 101, "
+            "must have at most 100 distinct strings for one-hot encoding, got 101, "
             "which suggests ids or free text: use the column as "
             "id-column, or leave the column out",
         ),

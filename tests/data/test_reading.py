@@ -201,7 +201,7 @@ def test_many_levels_become_the_most_frequent_and_the_others(write, caplog):
     party = load(path)
     assert len(party.columns) == 21
     assert party.columns[-1] == "t=other"
-    assert "different texts: the 20 most frequent become columns" in caplog.text
+    assert "distinct strings: the 20 most frequent become columns" in caplog.text
     counts = pd.Series(levels).value_counts()
     kept = party.X[:, :-1].sum(axis=0)
     assert sorted(kept, reverse=True) == counts[:20].tolist()

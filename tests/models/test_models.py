@@ -303,7 +303,7 @@ def test_loaded_from_a_later_format(tmp_path):
 
 def test_loaded_of_a_kind_that_is_not_installed(tmp_path):
     np.savez(tmp_path / "m.npz", kind="tree", format=1)
-    with pytest.raises(ValueError, match="kind 'tree', whose package is missing"):
+    with pytest.raises(ValueError, match="'tree' model, whose package is not"):
         load_model(tmp_path / "m.npz")
 
 

@@ -423,7 +423,7 @@ def test_survivors_are_those_before_the_first_removed():
 
 
 def test_a_prefix_of_equal_rows_is_refused():
-    with pytest.raises(ValueError, match=r"rows that differ, got \[0, 3, 2\]"):
+    with pytest.raises(ValueError, match=r"two equal rows, got \[0, 3, 2\]"):
         initialise(RowBlocks(TWINS), 4, np.random.default_rng(0), [0, 3, 2])
 
 

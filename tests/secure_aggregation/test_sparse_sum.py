@@ -252,8 +252,8 @@ ONE_SLOT = SparseSum(1, 1, n_columns=5, n_values=100, key=KEY)
         (small_code(), small_code(), 2, 4, "must hold at most 6 bins"),
         (small_code("paper"), small_code("paper"), 2, 4, "must hold at most 6 bins"),
         # Two sums always fit one point: the hash tells that it is no bin.
-        (ONE_SLOT, ONE_SLOT, 1, 2, "those of 1 of 1 bins"),
-        (small_code(), SparseSum(2, 3, 5, 100, key=bytes(16)), 2, 3, "of 6 of 6 bins"),
+        (ONE_SLOT, ONE_SLOT, 1, 2, "but in 1 of 1 bins"),
+        (small_code(), SparseSum(2, 3, 5, 100, key=bytes(16)), 2, 3, "in 6 of 6 bins"),
     ],
     ids=["more bins", "more bins of the paper", "two in one slot", "another key"],
 )
@@ -350,7 +350,7 @@ def test_bins_of_two_clients_with_one_point_are_an_error():
     code = SparseSum(2, 2, 2, 10, KEY)
     first = code.encode(np.array([[1, 2], [2, 2]]), np.array([5, 1]))
     second = code.encode(np.array([[1, 3]]), np.array([4]))
-    with pytest.raises(SparseSumError, match=r"of 1 of 2 .* \(use a new"):
+    with pytest.raises(SparseSumError, match=r"in 1 of 2 .* \(use a new"):
         code.decode(total_of([first, second]), 10)
 
 

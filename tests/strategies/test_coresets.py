@@ -588,7 +588,7 @@ def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_smal
     assert small.metrics["weight_sum"] == 800  # all rows, instead of as many draws
     with pytest.raises(FederationError) as caught:
         simulate(CoresetVRLR(size=150), parties)
-    law = "with solver 'gram', size must be at least 172, got 150 of "
+    law = "with solver 'gram', size must be at least 172 ("
     assert str(caught.value).startswith(law)
     assert str(caught.value).endswith("set size to at least 172")
 

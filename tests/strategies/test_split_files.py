@@ -200,7 +200,7 @@ def test_a_column_of_another_kind_is_refused(folder, place, value, kinds):
     [
         ({"levels": "sex=f|x;region=other|n"}, "not among its levels"),
         ({"levels": "sex=f|m|NA;region=other|n"}, "must not mark missing values"),
-        ({"levels": "age=1|2"}, "texts, in"),
+        ({"levels": "age=1|2"}, "strings, in"),
         ({"impute": "none"}, "impute is none"),
     ],
 )

@@ -74,8 +74,8 @@ _OF_THE_RUN = frozenset({"alignment", "model_id", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
 
 _NOT_IN_SECTIONS = _OF_THE_RUN | {"masking", "angle_masking"}
-"""Settings outside the sections: those in `_OF_THE_RUN`, and those for runs in one
-process only, since parties elsewhere insist on masks."""
+"""Settings that no section has: those in `_OF_THE_RUN`, and the masking settings, which
+apply only to runs in one process, since parties in other runs insist on masks."""
 
 _NODE_KEYS = frozenset(setting.key for setting in settings_of(FileOptions))
 """Keys of the run config that a node config with ``data`` may also have."""

@@ -9,7 +9,7 @@ _REASONS = {
 
 
 def reason_missing(package: str) -> str:
-    """Return the reason and command to install a package, or "" if it is installed."""
+    """Return why a package is needed and how to install it; "" if it is installed."""
     return _REASONS[package] if find_spec(package) is None else ""
 
 

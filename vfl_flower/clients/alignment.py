@@ -1,4 +1,4 @@
-"""A party's side of agreeing on the rows that all parties hold.
+"""A party's side of the protocol that finds the rows that all parties hold.
 
 The ids of a party become points of Curve25519 (:mod:`vfl_flower.secure_aggregation.
 points`). The party shuffles its list, encrypts it under a key used only in this run,
@@ -113,8 +113,8 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
     """Encrypt the list received from the previous party, without changing its order.
 
     The number of lists that this party has already encrypted shows which party owns
-    this list, and so its required length. It also determines the recipient: the next
-    party or, once the list is encrypted under all keys, the server.
+    this list, and so the list's required length. It also determines the recipient: the
+    next party or, once the list is encrypted under all keys, the server.
     """
     run = party.recall(Passes)
     if run.left < 1:

@@ -94,7 +94,7 @@ def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def texts_of(party: Party, labels: Array) -> dict[str, Array]:
-    """Return a column of the texts that labels encode, or {} if labels are numbers."""
+    """Return a column of the strings that labels encode, or {} for numeric labels."""
     classes = (party.encoding or {}).get("classes")
     return {"class": np.array(classes)[labels.astype(int)]} if classes else {}
 
@@ -159,7 +159,7 @@ def check_columns(party: Party, width: int, trained: list[str]) -> None:
 
 
 def least_rows(party: Party) -> int:
-    """Return the minimum number of rows, in total and per class, for a reported number.
+    """Return the minimum number of rows, in total and per class, behind a metric.
 
     The minimum is 20; in one process, it is half of the labelled rows if that is less.
     """
@@ -179,7 +179,7 @@ def hides_each(party: Party, rows: Array) -> bool:
 
 
 def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
-    """Return which `rows` have labels here, and these labels, or none if too few.
+    """Return which `rows` have labels here, and these labels (empty if too few).
 
     Raises PartyError if the party has already `evaluated` predictions, or if it holds
     no labels.

@@ -1,4 +1,4 @@
-"""A party's side of a Gram matrix of private columns, which one party opens.
+"""A party's side of computing a Gram matrix of private columns for one party.
 
 Two parties compute: the *first*, which opens the Gram matrix, and the *second*. A
 dealer, which can read no message between the parties, generates the seeds of the masks
@@ -237,7 +237,7 @@ def dealt_to(
 def _parts_of(
     party: Party, roles: Roles, dealt: Array
 ) -> tuple[shares.Deal, shares.Dealt, shares.Dealt | None]:
-    """Return the randomness's use, and the dealer's messages for the party's roles."""
+    """Return the use of randomness, and the dealer's messages for the party's roles."""
     use, portion = roles.deal(party.session), shares.Portion(dealt)
     of_owner, computing = portion.take(shares.SEED_BYTES), None
     if party.index in (roles.first, roles.second):

@@ -33,7 +33,7 @@ from vfl_flower.data.source import BUNDLED, QUERY, PartySource
 from vfl_flower.party.party import Party, PartyError
 
 SHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
-"""Endings of spreadsheet files, which are not supported."""
+"""Extensions of spreadsheet files, which are not supported."""
 
 
 def load_party(

@@ -23,10 +23,10 @@ CACHE_FORMAT = 6
 """Part of every cache key: increase it when the conversion changes."""
 
 IDS = (".ids.npy", ".at.npy")
-"""Endings of the files of ids: the bytes of the ids, and their offsets."""
+"""Extensions of the id files: the bytes of the ids, and their offsets."""
 
 ENDINGS = (".json", ".X.npy", ".y.npy", *IDS)
-"""Endings of all files of an entry."""
+"""Extensions of all files of an entry."""
 
 _OF_IDS = ("id_column", "missing", "delimiter", "text_encoding", "header")
 """Fields of a source on which its ids depend."""
@@ -49,8 +49,8 @@ Shape = tuple[str, tuple[int, ...]]
 class Converted:
     """A party file after conversion: float64, in the order of the file or alignment.
 
-    X is finite, except for gaps that are filled later; y is NaN where another party has
-    the label; :mod:`vfl_flower.data.encoding` describes the encoding.
+    X is finite, except for missing values that are filled later; y is NaN where another
+    party has the label; :mod:`vfl_flower.data.encoding` describes the encoding.
     """
 
     X: Array
@@ -171,7 +171,7 @@ class CacheEntry:
         return StoredIds(data, at)
 
     def load(self) -> Converted | None:
-        """Map the entry into memory; return None unless it is valid and this user's."""
+        """Map a valid entry of this user into memory; otherwise, return None."""
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())
@@ -190,8 +190,8 @@ class CacheEntry:
     def open(self, shapes: Mapping[str, Shape]) -> Iterator[list[IO[bytes]]]:
         """Open files of the entry, which are written either as a whole or not at all.
 
-        `shapes` maps the ending of each file to the type and shape of its array. Yields
-        the files in this order, each positioned after its header.
+        `shapes` maps the extension of each file to the type and shape of its array.
+        Yields the files in this order, each positioned after its header.
         """
         self._make_folder()
         with contextlib.ExitStack() as stack:

@@ -29,7 +29,7 @@ FEW_ROWS = 20
 """Minimum number of rows for findings about the distribution of values."""
 
 LEAST_OF_LEVEL = 5
-"""If a column's most frequent text occurs in fewer rows than this, its texts are
+"""If a column's most frequent string occurs in fewer rows than this, its strings are
 treated as ids, not as levels to share."""
 
 CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
@@ -175,7 +175,7 @@ def _like_ids(column: Column) -> bool:
 def _doubt_levels(
     column: Column, entry: dict[str, Any], source: PartySource
 ) -> Finding | None:
-    """Return a warning if texts should not be levels, to replace the usual note."""
+    """Return a warning that replaces the usual note if strings should not be levels."""
     name, count, what = column.name, len(column.levels), f"column {column.name!r}"
     examples = tuple(entry["levels"])
     if count == 1:
@@ -187,16 +187,16 @@ def _doubt_levels(
     if name in source.levels or entry.get("other"):
         return None
     if count > FEW_ROWS and 2 * count > column.numbers.known:
-        text = f"{what} has {count} texts that look like ids or free text: leave it out"
+        text = f"{what} has {count} strings resembling ids or free text: leave it out"
         return warning("levels", name, text, "columns", examples)
     return None
 
 
 def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
-    """Yield warnings about texts that are probably different spellings of one text."""
+    """Yield warnings about strings that are probably spellings of the same value."""
     name = column.name
     if count := len(column.spelled) - len(column.levels):
-        text = f"{what} has {count} texts that are read as equal to another text: they "
+        text = f"{what} has {count} strings that are read as another string: they "
         text += "differ from it only in blanks at the ends or in Unicode form"
         yield warning("spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
@@ -205,7 +205,7 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
         folded[" ".join(seen.casefold().split())].append(level)
     alike = sorted(x for group in folded.values() if len(group) > 1 for x in group)
     if alike:
-        text = f"{what} has {len(alike)} texts that differ from another text only in "
+        text = f"{what} has {len(alike)} strings that differ from another one only in "
         text += "case, blanks or invisible characters: write them in the same way"
         yield warning("spelling", name, text, "", tuple(alike))
 

@@ -159,7 +159,7 @@ def layout_of(path: Path, source: PartySource) -> Layout:
 
 
 def _sniff(lines: Sequence[str]) -> str:
-    """Return the delimiter by which most rows have as many fields (>1) as the first."""
+    """Return the delimiter that gives most rows as many fields (>1) as the first."""
 
     def score(delimiter: str) -> tuple[float, int]:
         with contextlib.suppress(csv.Error):
@@ -194,7 +194,7 @@ def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
     seen = [set(column) for column in zip(*rows[1:], strict=False)]
     below = [*seen, *[set()] * len(rows[0])]
     pairs = list(zip(rows[0], below, strict=False))
-    if not values:  # texts that recur below, unless the whole line recurs
+    if not values:  # strings that recur below, unless the whole line recurs
         again = sum(cell != "" and cell in under for cell, under in pairs)
         return 0 < len(named) <= 2 * again and rows[0] not in rows[1:]
     if all(
@@ -345,7 +345,7 @@ class _Rows:
             reader = csv.reader(lines(file), delimiter=self.layout.delimiter)
             width = len(self.layout.names) - 1
             for _ in reader:
-                # Of a text's last line, only the part before its closing quote counts.
+                # Of a field's last line, only the part before its closing quote counts.
                 texts = (line.partition('"')[0] for line in held[1:])
                 if any(text.count(self.layout.delimiter) == width for text in texts):
                     return reader.line_num - len(held) + 1

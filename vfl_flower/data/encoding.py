@@ -9,12 +9,11 @@ like the rows on which a model was trained. It is a dict that JSON can represent
 ``levels`` is None for numbers. ``fill`` (for a missing value), ``mean`` and ``scale``
 have one number for each column that the source column became, in the unit of that
 column. They are empty if nothing was filled or scaled; a scale of 0 makes the column 0
-in each row. With ``"other": true`` the last level represents all texts that are not
-levels; with ``"kind": "date"`` the numbers are days. Texts are compared in their normal
-form (NFKC, without blanks at their ends). ``"later"`` is the number of values missing
-in training; they stay NaN until the parties know the mean over all parties.
-``classes``, beside ``columns``, contains the texts of the labels that became 0, 1 and
-so on.
+in each row. With ``"other": true`` the last level represents all strings that are not
+levels; with ``"kind": "date"`` the numbers are days. Strings are compared in their
+normal form (NFKC, without blanks at their ends). ``"later"`` is the number of values
+missing in training; they stay NaN until the parties know the mean over all parties.
+``classes``, beside ``columns``, contains the label strings that became 0, 1 and so on.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def fit(
 ) -> tuple[Encoding, list[Finding]]:
     """Return the encoding of the features `names`, and the faults found in them.
 
-    `medians` are the medians of number columns, if the option ``impute`` needs them.
+    `medians` are the medians of numeric columns, if the option ``impute`` needs them.
     """
     entries: list[dict[str, Any]] = []
     faults: list[Finding] = []
@@ -95,7 +94,7 @@ def fit(
 def _unfilled(
     columns: Mapping[str, Column], entries: Sequence[dict[str, Any]], text: str
 ) -> list[Finding]:
-    """Return a fault that names the columns with gaps that no option fills."""
+    """Return a fault listing the columns with missing values that no option fills."""
     gaps = [
         f"{columns[entry['name']].numbers.gaps} in column {entry['name']!r}"
         for entry in entries
@@ -137,7 +136,7 @@ def check_column(column: Column, source: PartySource) -> list[Finding]:
     distinct, known = len(column.levels), numbers.known
     if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
         got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
-        rule = f"must have at most {MAX_LEVELS} different texts to be one-hot encoded, "
+        rule = f"must have at most {MAX_LEVELS} distinct strings for one-hot encoding, "
         rule += f"got {got}, which suggests ids or free text: "
         if source.id_column is None and distinct == known:
             rule += f"use the column as id-column, or {LEAVE_OUT}"
@@ -156,13 +155,13 @@ def _check_levels(
     unknown = sorted(column.levels.keys() - set(fixed))
     text, examples = "", list[str]()
     if column.overflow:
-        text = f"{what} must have at most {MOST_DISTINCT} different texts"
+        text = f"{what} must have at most {MOST_DISTINCT} distinct strings"
     elif missing := source.markers & set(fixed):
         text = f"the levels of {what} must not mark missing values, but {len(missing)} "
         text, examples = (f"{text}of them do: change missing", sorted(missing))
     elif unknown and OTHER not in fixed:
         rows = sum(column.levels[level] for level in unknown)
-        text = f"{what} has {len(unknown)} texts, in {rows} rows, that are not among "
+        text = f"{what} has {len(unknown)} strings, in {rows} rows, that are not among "
         text += f"its levels: at each party, add them or {OTHER!r} to the levels"
         examples = unknown
     finding = fault("levels", column.name, text, "levels", tuple(examples))
@@ -200,7 +199,7 @@ def nearly_numbers(
     if plain:
         rest = sum(column.levels[level] for level in mixed)
         text = f"{what} holds numbers, except for text in {rest} rows ({len(mixed)} "
-        text += "different texts): list these texts in missing, or write numbers"
+        text += "distinct strings): list them in missing, or write numbers"
         return [fault("markers", name, text, "missing", tuple(mixed))]
     text = f"{what} holds numbers in {rows} rows, some with a unit, a currency sign "
     text += "or the like: write plain numbers in one unit, or set levels"
@@ -282,15 +281,15 @@ def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Fi
         text = f"{what} becomes {len(levels)} columns, one for each of its levels"
         return note("text", name, text, "levels", levels)
     if entry.get("other"):
-        text = f"{what} has {count} different texts: the {len(levels) - 1} most "
+        text = f"{what} has {count} distinct strings: the {len(levels) - 1} most "
         text += "frequent become columns of 0 and 1, and all others become one column"
         return warning("levels", name, text, "max-levels", levels)
-    text = f"{what} holds {count} different texts, which become {count} columns "
+    text = f"{what} holds {count} distinct strings, which become {count} columns "
     return note("text", name, f"{text}of 0 and 1", "one-hot", levels)
 
 
 def code_warnings(column: Column, what: str) -> Iterator[Finding]:
-    """Yield a warning if texts are whole numbers with leading zeros."""
+    """Yield a warning if strings are whole numbers with leading zeros."""
     if kinds.are_codes(column.levels):
         text = f"{what} holds whole numbers with leading zeros, which are read as "
         text += "codes: if they are numbers, write them without these zeros"
@@ -366,8 +365,8 @@ def columns_of(encoding: Encoding) -> list[str]:
 def text_kinds(encoding: Encoding) -> dict[str, list[str]]:
     """Return the kinds that each column with levels may have in a file of new rows.
 
-    A column whose levels look like numbers or dates must be text; other columns need
-    not contain any level in the new rows.
+    In the new rows, a column whose levels look like numbers or dates must be text;
+    other columns need not contain any of their levels.
     """
     not_text = re.compile(r"\s*([-+.,]*\d|(inf|infinity)\s*$)", re.IGNORECASE)
     rest = [kind for kind in kinds.KINDS if kind != "truth"]
@@ -453,7 +452,7 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
 
 
 def _codes(texts: Any, entry: Mapping[str, Any]) -> Array:
-    """Return the index of each text's level; NaN if missing, -1 if not a level."""
+    """Return the index of each string's level; NaN if missing, -1 if not a level."""
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0

@@ -27,13 +27,13 @@ from vfl_flower.shapes import shapes_only
 logger = logging.getLogger("vfl_flower")
 
 TEXTS = {".csv": "", ".tsv": "\t"}
-"""Endings of files of delimited text, with the delimiter that each ending implies."""
+"""Extensions of delimited text files, with the delimiter that each one implies."""
 
 PACKED = (".gz", ".zip")
-"""Endings of compressed text files; a zip file contains one file."""
+"""Extensions of compressed text files; a zip file contains one file."""
 
 FORMATS = (*(".arrow", ".csv", ".feather", *PACKED), *(".npz", ".parquet", ".tsv"))
-"""Endings of party files."""
+"""Extensions of party files."""
 
 CSV_BLOCK = 2**20
 """Bytes of a CSV that are parsed at a time, and the maximum length of a row."""
@@ -47,11 +47,11 @@ FORMS = {
     ".npz": "NPZ with a matrix X and optional y, ids and columns (no pickled data)",
     "": "the result of a query: fix the query",
 }
-"""Expected form of a file that cannot be read, by its ending."""
+"""Expected form of a file that cannot be read, by its extension."""
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a file without its endings: ``a`` for ``a.csv.gz``."""
+    """Return the name of a file without its extensions: ``a`` for ``a.csv.gz``."""
     plain = Path(path.stem) if path.suffix.lower() in PACKED else path
     name = plain.stem if plain.suffix.lower() in FORMATS else plain.name
     return name.strip("*") or path.parent.name
@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def ending(path: Path) -> str:
-    """Return the ending that determines the format: ``.csv`` for ``a.csv.gz``."""
+    """Return the extension that determines the format: ``.csv`` for ``a.csv.gz``."""
     last = path.suffix.lower()
     if last not in PACKED:
         return last
@@ -189,7 +189,7 @@ class PartyFile:
 
     @property
     def ending(self) -> str:
-        """The ending that determines the format, even of a damaged file."""
+        """The file extension that determines the format, even of a damaged file."""
         try:
             return ending(files_of(self.path)[0])
         except Exception:

@@ -91,10 +91,10 @@ _RAISED = ("<supe", "<sub>", "<circ")
 """Start of the Unicode decomposition of a digit that is not on the baseline."""
 
 MOST_UNITS = 4
-"""Maximum number of different units in a column whose texts are read as numbers."""
+"""Maximum number of different units in a column whose strings are read as numbers."""
 
 FEWEST_NUMBERS = 10
-"""Minimum number of different numbers in a column whose texts are read as numbers."""
+"""Minimum number of distinct numbers in a column whose strings are read as numbers."""
 
 
 def kind_of_type(column: Any) -> str | None:
@@ -135,7 +135,7 @@ def decoded(column: Any) -> Any:
 
 
 def without_markers(column: Any, markers: frozenset[str]) -> Any:
-    """Return a text column with missing values in place of the texts that mark them."""
+    """Return a text column with nulls in place of its markers of missing values."""
     if not is_text(column.type):
         return column
     column = column.cast(pa.string())
@@ -175,18 +175,18 @@ def has_long_digits(column: Any) -> bool:
 
 
 def are_codes(texts: Mapping[str, int]) -> bool:
-    """Return whether all texts are whole numbers and some have a leading zero."""
+    """Return whether all strings are whole numbers and some have a leading zero."""
     plain = [unicodedata.normalize("NFKC", str(text)).strip() for text in texts]
     return all(map(str.isdecimal, plain)) and any(map(_CODE.fullmatch, plain))
 
 
 def number_texts(texts: Mapping[str, int]) -> tuple[list[str], bool]:
-    """Return the numbers among a column's texts, and whether all are in plain notation.
+    """Return the numbers in a text column, and whether all are in plain notation.
 
     Numbers with a unit, a currency sign or a percent sign, in parentheses, in another
     base or as a fraction are not plain. The result is empty if a number has a leading
-    zero, or if the numbers have too many different units. `texts` maps each text of the
-    column to its count.
+    zero, or if the numbers have too many different units. `texts` maps each string in
+    the column to its count.
     """
     near, beside = [], set[tuple[str, ...]]()
     for text in map(str, texts):
@@ -267,9 +267,9 @@ def _numbers(column: Any) -> Array | None:
 
 
 def each_text(column: Any, value: Callable[[str], float]) -> Array:
-    """Return the value of each text of a column as float64, NaN where missing.
+    """Return the value of each string in a column as float64, NaN where missing.
 
-    `value` is called only once for each different text.
+    `value` is called only once for each distinct string.
     """
     coded = column.dictionary_encode()
     values = [value(text.as_py()) for text in coded.dictionary]
@@ -277,7 +277,7 @@ def each_text(column: Any, value: Callable[[str], float]) -> Array:
 
 
 def _written(text: str) -> float:
-    """Return a number from another notation; raise ValueError for any other text."""
+    """Parse a number in another notation; raise ValueError for any other text."""
     plain = unicodedata.normalize("NFKC", text).translate(_SIGNS).strip()
     if plain.startswith('="') and plain.endswith('"'):
         plain = plain[2:-1]

@@ -16,7 +16,7 @@ MOST_LEVELS = 1000
 """Maximum number of levels that can be listed for a column."""
 
 OTHER = "other"
-"""The level that represents all texts that are not levels."""
+"""The level that represents all strings that are not levels."""
 
 
 def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
@@ -64,7 +64,7 @@ def _checked(levels: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
             isinstance(level, str) and level for level in listed
         )
         if not texts or len(set(map(normal_text, listed))) != len(listed):
-            raise ValueError(f"levels of {name!r} must be distinct, non-empty texts")
+            raise ValueError(f"levels of {name!r} must be distinct, non-empty strings")
         if not 2 <= len(listed) <= MOST_LEVELS:
             raise ValueError(
                 f"{name!r} must have 2 to {MOST_LEVELS} levels, got {len(listed)}"

@@ -132,7 +132,7 @@ def _numbers(batch: Any, name: str) -> Array:
     if array.null_count:
         raise ValueError(
             f"column {name!r} must have no missing value, {array.null_count} found in "
-            "a batch: convert the file, or fill the gaps"
+            "a batch: convert the file, or fill the missing values"
         )
     return np.asarray(array.to_numpy(zero_copy_only=False))
 

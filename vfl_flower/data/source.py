@@ -25,7 +25,7 @@ Impute = Literal["mean", "median", "none"]
 """Replacement for missing values; none: they are an error."""
 
 MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
-"""Texts that, like an empty text, mark a missing value; also in upper or lower case."""
+"""Strings that, like "", mark a missing value; also in upper or lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PartySource:
     count: int | None = None
     """``num-partitions``: number of parties that share a bundled set or a folder."""
     name: str | None = None
-    """``party-name``; default: the name of the file without its ending."""
+    """``party-name``; default: the name of the file without its extension."""
     id_column: str | None = None
     label_column: str | None = None
     columns: tuple[str, ...] | None = None
@@ -58,7 +58,7 @@ class PartySource:
     max_levels: int | None = None
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_optional: bool = False
-    """Whether the file may lack the labels' column, as for new rows."""
+    """Whether the file may lack the label column, as for new rows."""
     delimiter: str | None = None
     text_encoding: str | None = None
     """``encoding``: the encoding of a CSV file."""
@@ -92,7 +92,7 @@ class PartySource:
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts that mark a missing value."""
+        """The strings that mark a missing value."""
         if self.missing is not None:
             return frozenset({"", *self.missing})
         forms = str, str.upper, str.lower

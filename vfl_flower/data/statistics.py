@@ -21,17 +21,17 @@ from vfl_flower.protocol.normal import normal_text
 from vfl_flower.typing import Array
 
 MOST_DISTINCT = 100_000
-"""Maximum number of counted texts; more texts are taken to be ids or free text."""
+"""Maximum number of counted strings; more are taken to be ids or free text."""
 
 MOST_TEXT = 2**24
-"""Maximum total length, in characters, of the texts that are counted."""
+"""Maximum total length, in characters, of the strings that are counted."""
 
 MEDIANS = 16
 """Number of columns whose medians are computed in one pass, each from its own file."""
 
 
 class Numbers:
-    """Moments, extremes and gaps of numbers that arrive block by block.
+    """Moments, extremes and missing-value count of numbers that arrive in blocks.
 
     n, gaps, infinite: number of values, of missing values and of infinite values.
     mean, squares: mean of the known values, and the sum of squared distances from it.
@@ -106,7 +106,7 @@ class Numbers:
         return float((d - 4 * a * c + 6 * a * a * b - 3 * a**4) / variance**2)
 
     def filled(self, fill: float | None) -> tuple[float, float]:
-        """Return the mean and population variance after filling gaps with `fill`."""
+        """Return the mean and population variance with `fill` for missing values."""
         if fill is None or not self.gaps:
             return self.mean, self.squares / max(self.known, 1)
         n, gap = self.known + self.gaps, fill - self.mean
@@ -119,9 +119,9 @@ class Column:
 
     kind: one of :data:`~vfl_flower.data.kinds.KINDS`, or ``levels``; None if the values
         are neither numbers nor text.
-    numbers: statistics of the numbers; for text, only the number of gaps.
-    spelled: for text, each text and how often it occurs.
-    overflow: whether there are too many texts to count.
+    numbers: statistics of the numbers; for text, only the count of missing values.
+    spelled: for text, each string and how often it occurs.
+    overflow: whether there are too many strings to count.
     failed: whether a block is not of this kind, so that another pass is needed.
     rounded: whether an integer is above 2^53, so that its last digits are lost.
     zeros: whether a whole number, written as text, has a leading zero.
@@ -149,7 +149,7 @@ class Column:
 
     @cached_property
     def levels(self) -> Counter[str]:
-        """The texts in their normal form, and how often each occurs."""
+        """The strings in their normal form, and how often each occurs."""
         counts = Counter[str]()
         for text, count in self.spelled.items():
             counts[normal_text(text)] += count
@@ -214,11 +214,11 @@ class Column:
             self.overflow, self.spelled = True, Counter()
 
     def texts_of(self, block: Any) -> Any:
-        """Return a block of a text column, with gaps where values are missing."""
+        """Return a block of a text column, with nulls for missing values."""
         return kinds.decoded(kinds.without_markers(block, self._markers))
 
     def numbers_of(self, block: Any) -> Array:
-        """Return a block of a non-text column as numbers, NaN for gaps."""
+        """Return a block of a non-text column as numbers, NaN where missing."""
         if self.numbers.gaps == self.numbers.n:
             return np.full(len(block), np.nan)
         values = kinds.parse(
@@ -236,7 +236,7 @@ class Column:
 
 
 def _marker_numbers(markers: frozenset[str]) -> Array:
-    """Return the numbers, such as -999, among the texts that mark a missing value."""
+    """Return the numbers, such as -999, among the markers of missing values."""
     numbers = []
     for text in markers:
         with contextlib.suppress(ValueError):
@@ -300,7 +300,7 @@ def survey(
 
 @np.errstate(over="ignore", invalid="ignore")
 def medians(table: Table, columns: Sequence[Column]) -> dict[str, float]:
-    """Return the medians of number columns, each of which has at least one value.
+    """Return the medians of numeric columns, each of which has at least one value.
 
     Memory is bounded: the values are partitioned in unnamed temporary files.
     """

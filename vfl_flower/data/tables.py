@@ -134,9 +134,9 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def _sized(metadata: Any, column: int) -> bool:
-    """Return whether to read a text column as a dictionary, to measure its texts.
+    """Return whether to read a text column as a dictionary, to measure its strings.
 
-    The answer is no if the dictionary would hold too many texts in memory.
+    The result is false if the dictionary would hold too many strings in memory.
     """
     chunks = (
         metadata.row_group(group).column(column)

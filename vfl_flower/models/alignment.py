@@ -97,7 +97,7 @@ class AlignmentModel(Model):
         return outliers
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the number of ids held by exactly the parties of each set."""
+        """Return, for each set, the number of ids held by exactly its parties."""
         counted = {}
         for held, count in zip(self.held_, self.counts_, strict=True):
             holders = [name for name, has in zip(names, held, strict=True) if has]

@@ -150,7 +150,7 @@ class Model:
 
 @dataclass
 class PartedModel(Model):
-    """A model of random features whose local models are at the parties.
+    """A random-feature model whose local models are at the parties.
 
     The model contains the server's data. It contains the local models (`parts`) only if
     all parties are in one process, as after ``simulate``. A file saved with the local
@@ -175,7 +175,7 @@ class PartedModel(Model):
     }
     TYPED: ClassVar[set[str]] = set()
     """Names of the array values of a local model, in addition to the names that start
-    with ``local_``; all other values are numbers, texts and lists."""
+    with ``local_``; all other values are numbers, strings and lists."""
 
     @property
     def note(self) -> str:
@@ -308,7 +308,7 @@ def load_one_of(kinds: Iterable[type[Model]], path: str | os.PathLike[str]) -> M
     for kind in kinds:
         if kind.kind == name:
             return _made(kind, arrays)
-    raise ValueError(f"the file has a model of kind {name!r}, whose package is missing")
+    raise ValueError(f"the file holds a {name!r} model, whose package is not installed")
 
 
 M = TypeVar("M", bound=Model)

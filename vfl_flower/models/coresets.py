@@ -16,7 +16,7 @@ from vfl_flower.typing import Array, Arrays
 
 
 class _InBlocks(Model):
-    """A model whose blocks can be stored by the parties, for later predictions."""
+    """A model whose blocks the parties can store for later predictions."""
 
     @property
     def note(self) -> str:

@@ -19,7 +19,7 @@ from vfl_flower.typing import Array, Arrays
 @shapes_only
 @dataclass
 class KernelKMeansModel(Model):
-    """Clusters in a kernel's space; the parties keep the labels and the map to labels.
+    """Clusters in a kernel's space; the parties keep the labels and a map for new rows.
 
     Attributes
     ----------

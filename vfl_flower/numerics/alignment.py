@@ -26,8 +26,8 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     ([[3]], [[2], [0]])
     """
     width = lists[0].shape[1]
-    # NumPy ignores zeros at the end of a text. All values have the same length, so no
-    # two values become equal.
+    # NumPy ignores zero bytes at the end of a byte string. All values have the same
+    # length, so no two different values become equal.
     text = f"S{width}"
     values = np.ascontiguousarray(np.concatenate(lists)).view(text).ravel()
     different, place = np.unique(values, return_inverse=True)

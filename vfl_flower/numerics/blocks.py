@@ -41,10 +41,10 @@ class RowBlocks(Rows):
             raise ValueError(
                 f"rows must be a vector of row numbers of X, from 0 to {len(X) - 1}"
             )
-        # Differences of unsigned numbers would wrap.
+        # Differences of unsigned numbers would wrap around.
         self._rows = None if rows is None else rows.astype(np.int64, copy=False)
         self._X, self._block_bytes = X, block_bytes
-        # The function refers to no rows, so that it can be sent to where the rows are.
+        # The function does not refer to the rows, so it can be sent to where they are.
         self._change: Callable[[Array, Index], Array] = lambda block, index: (
             _with_columns(block, extra, index)
         )

@@ -120,7 +120,7 @@ def coreset_weights(total: float, scores: Array) -> Array:
 def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Draw m rows, (m,), without replacement, with weights n / m: the baseline of [1].
 
-    Raises ValueError if m, the `size`, is not from 1 to n.
+    Raises ValueError unless m, the `size`, is from 1 to n.
     """
     if not 1 <= size <= n:
         raise ValueError(f"size must be from 1 to {n}, the number of rows, got {size}")
@@ -135,12 +135,12 @@ def sigma_min(blocks: Sequence[Array], weights: Array) -> float:
     parties' column spaces are orthogonal, near 0 if they nearly overlap, and 0 if there
     are fewer rows than columns. The coreset needs a size of order gamma^-2.
 
-    U^(j) is an orthonormal basis of the weighted rows of party j, without directions
-    below max(m, d_j) eps S_1, and gamma is the smallest nonzero singular value of
-    U = [U^(1) .. U^(T)]. The paper's proof needs this singular value: each model equals
-    U theta for some theta orthogonal to the null space, so ``|U theta| >= gamma
-    |theta|``. The squared length of row i of U is at most sum_j g_ij, so the leverage
-    score of the row is at most that sum divided by gamma^2.
+    U^(j) is an orthonormal basis of the column space of party j's weighted rows,
+    without directions below max(m, d_j) eps S_1, and gamma is the smallest nonzero
+    singular value of U = [U^(1) .. U^(T)]. The paper's proof needs this singular value:
+    each model equals U theta for some theta orthogonal to the null space, so
+    ``|U theta| >= gamma |theta|``. The squared length of row i of U is at most
+    sum_j g_ij, so the leverage score of the row is at most that sum divided by gamma^2.
 
     For two unit vectors at an angle of 60 degrees, sigma^2 = 1 - cos 60.
 

@@ -18,10 +18,10 @@ import numpy as np
 from vfl_flower.typing import Array
 
 MOST_BINS = 20
-"""Maximum number of bins of a curve, and of classes of a confusion table."""
+"""Maximum number of bins in a curve, and of classes in a confusion table."""
 
 LEAST_OF_CURVE = 100
-"""Minimum number of rows of a curve or table; with fewer, a mean is as informative."""
+"""Minimum number of rows for a curve or table; with fewer, a mean is as informative."""
 
 ROUNDING = 2.0**-40
 """Numbers that differ by less than this share of the largest are treated as equal."""
@@ -68,7 +68,7 @@ def _midranks(values: Array) -> Array:
 
 
 def regression(y: Array, predicted: Array) -> dict[str, float]:
-    """Return error metrics of predicted numbers for labels y, both of the shape (n,).
+    """Return error metrics of predictions of the labels y, both of the shape (n,).
 
     ``loss`` is the mean squared error, ``mae`` the mean absolute error, and ``r2`` the
     share of the variance explained. An error that overflows is infinite.
@@ -134,13 +134,13 @@ def two_classes(
 
 
 def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
-    """Sort rows by a number, (n,), and cut them into bins of nearly equal size.
+    """Sort rows by their values, (n,), and cut them into bins of nearly equal size.
 
     Returns the positions of the rows in each bin: at most `MOST_BINS` bins, each with
-    at least `least` rows. Rows whose numbers are equal up to rounding always share a
+    at least `least` rows. Rows whose values are equal up to rounding always share a
     bin: otherwise the order of the rows in the data would decide which bin a row
     belongs to. The list is empty if there are too few rows, or too few different
-    numbers, for two bins.
+    values, for two bins.
     """
     n = len(order_by)
     if n < LEAST_OF_CURVE:

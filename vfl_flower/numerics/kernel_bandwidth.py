@@ -1,8 +1,8 @@
 """The bandwidth that fits the labels best, found by multiplying one set of angles.
 
 Random features of the kernel at bandwidth s are cosines of angles omega^T x + b, where
-omega is drawn from the law of the kernel and divided by s. So k times an angle, modulo
-a full turn, is the angle of a feature at bandwidth s / k.
+omega is drawn from the kernel's Fourier transform and divided by s. So k times an
+angle, modulo a full turn, is the angle of a feature at bandwidth s / k.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TRIED_ROWS, TRIED_FEATURES = 3000, 384
 def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
     """Return the factor, one of `MULTIPLES`, by which to multiply each angle.
 
-    This factor has the lowest exact leave-one-out squared error of ridge regression on
-    some of the rows and features. `angles`, (n, M), are summed over the parties and
-    belong to `WIDEST` times the bandwidth from the median distance. `Y`, (n, C),
+    This factor yields the lowest exact leave-one-out squared error of ridge regression
+    on some of the rows and features. `angles`, (n, M), are summed over the parties and
+    correspond to `WIDEST` times the bandwidth from the median distance. `Y`, (n, C),
     contains labels in the form that `fit` accepts, with classes as numbers. The result
     is `WIDEST` if, in any column, the labels of all rows used are equal.
     """

@@ -41,7 +41,7 @@ class EmbeddingPart(FeatureSetup):
 
     D: int
     D_1: int
-    """Number of features in each later iteration, and in the first iteration."""
+    """Numbers of features: D_1 in the first iteration, D in each later iteration."""
     P: NotRequired[Array]
     """Map from the features of all iterations to the embedding, (D_1 + .. + D_T, s);
     absent if the paper's communication mechanism is not used."""
@@ -89,7 +89,7 @@ def feature_blocks(
 
 
 def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> int:
-    """Return a number of rows per block of features that limits the extra memory."""
+    """Return how many rows a block of features may have, to limit the extra memory."""
     copied = "scale" in setup or not isinstance(X, ArrayRows)
     widest = max(stop - start, X.shape[1] if copied else 1)
     return max(1, BLOCK_BYTES // (8 * widest))

@@ -119,7 +119,7 @@ class Fit:
     regularization: float
     """lambda, given or chosen."""
     cv_score: float | None = None
-    """The figure on left-out rows by which `regularization` was chosen: the share of
+    """The score on left-out rows by which `regularization` was chosen: the share of
     misclassified rows, or the mean squared error divided by the labels' variance."""
     converged: bool = True
     path: tuple[tuple[float, float], ...] = ()
@@ -175,8 +175,7 @@ def fit(
     squared times the objective. Here g is the gradient, and B would be the Hessian if
     the curvature of the loss were the same in each row; :math:`g^T B^{-1} g` is about
     twice the gap to the optimum. There are at most `max_iter` steps, each with two
-    passes over the features. If `max_iter` or `tol` is too small, the result has not
-    `converged`.
+    passes over the features. If `max_iter` or `tol` is too small, `converged` is false.
     """
     if classes is None:
         classes = bool((np.abs(Y) == 1).all())

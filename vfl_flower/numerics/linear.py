@@ -30,7 +30,7 @@ class Penalty:
 
     @classmethod
     def named(cls, regularizer: str, alpha: float, l1_ratio: float) -> Penalty:
-        """Return the penalty for the name of a regularizer.
+        """Return the penalty of the regularizer with this name.
 
         "none": 0; "ridge": ``l2 = alpha`` (0.1 in the paper); "lasso": ``l1 = alpha``;
         "elasticnet": ``l1 = alpha * l1_ratio`` and ``l2 = alpha * (1 - l1_ratio)``.

@@ -60,7 +60,7 @@ def initialise(
     rows.
 
     Returns the row numbers of the centroids in the order drawn, (k',), no two of which
-    refer to equal rows; and the number of each row's nearest centroid, (n,), where ties
+    refer to equal rows; and the index of each row's nearest centroid, (n,), where ties
     go to the first centroid. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
@@ -104,7 +104,7 @@ def initialise(
         if row is None:  # each row equals a centroid
             break
         if nearest[row] == 0:
-            raise ValueError(f"prefix must name rows that differ, got {reused}")
+            raise ValueError(f"prefix must not name two equal rows, got {reused}")
         center = blocks.take(np.array([row]))
         # Called immediately, with this centre.
         distances = blocks.per_row(lambda X: row_squares(X - center))  # noqa: B023
@@ -129,7 +129,7 @@ def surviving(centroids: Array, removed: Array) -> Array:
 
 
 def local_labels(rows: Array, centroids: Array) -> Array:
-    """Return the number of the centroid nearest to each of a few rows, (r, d).
+    """Return the index of the centroid nearest to each of a few rows, (r, d).
 
     The centroids are C^(l), (k', d), k' >= 1. Ties go to the first centroid, as in
     `initialise`. The function holds r k' d numbers in memory.
@@ -168,7 +168,7 @@ def local_clusters(
 
     The centroids are C^(l), (k'', d), not quantised; the local clusters are given as
     labels, (n,). `blocks` are the participating rows, (n, d). `rows`, (k',), holds the
-    row numbers in `blocks` of the centroids, in the order drawn. `full` adds Lloyd's
+    centroids' row numbers in `blocks`, in the order drawn. `full` adds Lloyd's
     iteration (see `complete`), and `least` is the minimum number of rows in a cluster
     (see `merge_small`).
     """
@@ -184,8 +184,8 @@ def local_clusters(
     remain, _, merged = merge_small(centroids, sizes, least)
     labels = merged[labels]
     if full:
-        # Lloyd's means belong to the rows of the previous iteration, whose number is
-        # unknown.
+        # Lloyd's means belong to the clusters of the previous iteration, whose sizes
+        # are unknown.
         return _means(blocks, labels, len(remain)), labels
     return centroids[remain], labels
 
@@ -201,7 +201,7 @@ def merge_small(
     or a single cluster contains all the party's rows.
 
     `centroids`, (k', d), are C^(l) in the order drawn, or the means from `complete`;
-    `sizes`, (k',), holds the number of rows in each cluster. Returns the numbers of the
+    `sizes`, (k',), holds the number of rows in each cluster. Returns the indices of the
     remaining clusters, (k'',), in ascending order; their sizes, (k'',); and, for each
     original cluster, the position of its new cluster among the remaining clusters,
     (k',).
@@ -233,7 +233,7 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
 
     `blocks` are the rows, (n, d), and `rows`, (k',), the drawn centroids from
     `initialise`. Returns the means, (k'', d), omitting any mean that is nearest to no
-    row; and the number of each row's nearest mean, (n,).
+    row; and the index of each row's nearest mean, (n,).
 
     The result is a function of the drawn rows and the data. So unlearning stays exact
     if this function runs again after each removal, always starting from the drawn rows

@@ -64,7 +64,7 @@ class PrimeField:
         """Return the product ``a b`` modulo p, elementwise.
 
         For p = 2^61 - 1, let a = 2^32 a_1 + a_0, and b likewise. Then 2^64 = 2^3, and
-        the middle term m = a_1 b_0 + a_0 b_1 < 2^62 is split at its bit 29, since
+        the middle term m = a_1 b_0 + a_0 b_1 < 2^62 is split at bit 29, since
         2^32 2^29 = 1. The sum of all terms is below 2^63.
         """
         if self.p != MERSENNE_61:

@@ -279,7 +279,7 @@ def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> 
 
 def _check_range(start: int, stop: int) -> None:
     if not 0 <= start < stop:
-        raise ValueError(f"range must have 0 <= start < stop, got {start} to {stop}")
+        raise ValueError(f"range must satisfy 0 <= start < stop, got {start} to {stop}")
 
 
 def _normal(uniform: Array) -> Array:

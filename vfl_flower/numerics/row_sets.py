@@ -23,13 +23,13 @@ BLOCKS = 256
 
 
 def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
-    """Return tags of n texts, uint64, (n,).
+    """Return tags of n strings, uint64, (n,).
 
-    Two different texts have equal tags with probability 2^-64. A tag joins the high
+    Two different strings have equal tags with probability 2^-64. A tag joins the high
     halves of m_0 + sum_i m_i s_i mod 2^64 for two vectors m. Each half is strongly
     universal (Lemire and Kaser, 2014) if the m_i are uniform and secret.
     `coefficients`, (2, length), are the two vectors m; only the beginning of a longer
-    text is used.
+    string is used.
     """
     remaining, parts = iter(texts), [np.zeros(0, "<u8")]
     most = coefficients.shape[1] - 1

@@ -19,10 +19,10 @@ and covariance of the rows, so no row is a seed. 2. The coins and z are added. 3
 cluster has fewer than `LEAST_ROWS` rows over all parties, its sum is not sent. Sizes
 are known one pass late, so a cluster's sum can also include rows that were in the
 cluster in the previous pass and have left it (`leavers`). So the rows of a sum are
-drawn from at least `LEAST_ROWS` rows, even if all of these have left. 4. A centre with
-fewer rows moves to the largest cluster, as in the splitting of [3]. 5. Every `HALVING`
-passes, the worse half of the starts is dropped [4]: fewer sums are sent, and the best
-start runs longest.
+drawn from at least `LEAST_ROWS` rows, even if all of these have left. 4. The centre of
+a cluster with fewer rows than that moves to the largest cluster, as in the splitting of
+[3]. 5. Every `HALVING` passes, the worse half of the starts is dropped [4]: fewer sums
+are sent, and the best start runs longest.
 
 [1] S. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information
 Theory, 1982.
@@ -226,9 +226,9 @@ def chosen_kmeans(
     n_init: int = 30,
     most_passes: int = 20,
 ) -> Clustering:
-    """Cluster rows known only by sums, and choose the number of clusters.
+    """Cluster rows known only through sums, and choose the number of clusters.
 
-    Each pass serves the starts of all k from 2 to `most`. For each k, the best start is
+    Each pass covers the starts of all k from 2 to `most`. For each k, the best start is
     kept, and the result is the kept start with the largest simplified silhouette.
     According to [5], this measure is better than the full silhouette for comparing
     different k in k-means. Each k has `n_init` starts and a separate random stream

@@ -48,7 +48,7 @@ Load = Callable[[Context], Party]
 
 
 class Hello(Declared):
-    """Reply of ``hello``: the only facts that the server receives without asking."""
+    """Reply to ``hello``: the only facts that the server receives without asking."""
 
     name: Name
     index: Annotated[int, Ge(-1)]
@@ -227,7 +227,7 @@ def _journal(
 
 
 def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:
-    """Return a copy of the party, with the strict default consent if there is none."""
+    """Return a copy of the party, with the strict default consent if it has none."""
     party = load(context)
     if not isinstance(party, Party):
         raise PartyError(f"load must return a Party, got {type(party).__name__}")

@@ -31,7 +31,7 @@ class Declared(TypedDict):
     columns: list[Text]  # digests of the names, in file order; empty without names
     names: list[Text]  # if the party's consent allows names to leave; otherwise empty
     kinds: list[ColumnKind]
-    widths: list[Natural]  # columns of X per column: one, or one per level of text
+    widths: list[Natural]  # columns of X per file column: one, or one per text level
     levels_digest: Text  # SHA-256 of the text columns' levels; "" without any
     gaps: bool  # whether a value is missing
 

@@ -48,7 +48,7 @@ MOST_BYTES = 2**20  # maximum size of a ``consent.toml``, in bytes
 
 @dataclass(frozen=True)
 class Limit:
-    """Bounds for one kind, on rows that leave or on releases; None: no bound."""
+    """Bounds on rows, columns or disclosures of one kind; None: no bound."""
 
     run: Count | None = None  # in one run
     life: Count | None = None  # in all runs, over the life of the data
@@ -378,7 +378,7 @@ class Releases:
         if limit.life is not None:
             ever, new = self._ever(kind, limit), np.flatnonzero(after & ~before)
             if len(new):
-                assert self.tags is not None  # it comes with `life`
+                assert self.tags is not None  # always set together with `life`
                 ever = np.union1d(ever, self.tags(new))
             if len(ever) > limit.life:
                 raise PartyError(

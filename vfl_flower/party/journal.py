@@ -55,7 +55,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS released (kind TEXT PRIMARY KEY, tags BLOB)",
     "CREATE TABLE IF NOT EXISTS peers (name TEXT PRIMARY KEY, key TEXT)",
     "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
-    # A party's state of a session, encrypted. An array is written only once, not with
+    # A party's session state, encrypted. An array is written only once, not with
     # each message.
     """CREATE TABLE IF NOT EXISTS locked_states (run TEXT PRIMARY KEY, time REAL,
     public_key BLOB, content BLOB)""",
@@ -105,7 +105,7 @@ class Journal:
     released: dict[str, Array] = field(default_factory=dict)
     """Tags of all rows that have left the party, by kind, including this message."""
     trusted: dict[str, str] = field(default_factory=dict)
-    """Keys of all peers that were trusted on first use, by name, in any run."""
+    """Keys, by name, of all peers that were trusted on first use in any run."""
     _run: str = field(default="", compare=False)
     _path: Path = field(default=Path(), compare=False)
     _db: sqlite3.Connection | None = field(default=None, compare=False)
@@ -147,8 +147,8 @@ class Journal:
         otherwise b"".
 
         Raises PartyError if the party has discarded the state of the session, or if the
-        run has started too many sessions: each new session can again request the steps
-        that are answered only once per session.
+        run has started too many sessions: in each new session, the server can again
+        request the steps that are answered only once per session.
         """
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:

@@ -34,9 +34,9 @@ FORMAT = 1
 """Format number of the file, stored in ``about``; each file ends in its checksum."""
 
 FORMULA = re.compile(r"'*(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
-"""Start of a text that a spreadsheet reads as a formula, perhaps after quotes."""
+"""Start of a string that a spreadsheet reads as a formula, perhaps after quotes."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-"""A text that is a plain number, which no spreadsheet reads as a formula."""
+"""A string that is a plain number, which no spreadsheet reads as a formula."""
 
 CHECKSUM = 64
 """Length of the checksum at the end of a file: a SHA-256 in hexadecimal digits."""
@@ -106,10 +106,10 @@ def read_private(target: Path) -> bytes:
 
 
 def in_csv(value: object) -> object:
-    """Return a value for a CSV cell, so that no spreadsheet runs it as a formula.
+    """Escape a value for a CSV cell, so that no spreadsheet runs it as a formula.
 
-    A text that starts like a formula gets a leading single quote, as OWASP advises. A
-    text that is a plain number is unchanged, and so is any other value.
+    A string that starts like a formula gets a leading single quote, as OWASP advises. A
+    string that is a plain number is unchanged, and so is any other value.
 
     >>> [in_csv(value) for value in ("r7", "-5", "=1+1", "'=1+1", -5)]
     ['r7', '-5', "'=1+1", "''=1+1", -5]

@@ -27,7 +27,7 @@ from vfl_flower.typing import Array
 S = TypeVar("S")
 
 MOST_NUMBERS = 2**22
-"""Numbers that one argument may contain at a party of any size; see `Party.afford`."""
+"""Number of values that every party accepts in one argument; see `Party.afford`."""
 
 
 @shapes_only
@@ -39,7 +39,7 @@ class Predictions:
     rows: Array | None = None  # the party's rows with a prediction, (m,); None: all
     model: str = ""  # id of the model that predicted them, unless the run trained it
     more: Mapping[str, Array] = field(default_factory=dict)
-    """Further texts or numbers for each row, shape (m,), by name: classes, scores."""
+    """Further strings or numbers for each row, shape (m,), by name: classes, scores."""
 
 
 class RowSets(Protocol):

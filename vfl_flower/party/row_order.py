@@ -79,7 +79,7 @@ class RowOrder:
 
     name: str  # the parties' name for the order
     tag: str
-    """A text equal at all parties and unique to this order; it reveals no id."""
+    """A string equal at all parties and unique to this order; it reveals no id."""
     salt: bytes  # of the digests, known only to this party
     ids: Array
     """Digests of the ids, uint8, shape (m, 16), which identify the rows even in a
@@ -92,7 +92,7 @@ class RowOrder:
 
     @property
     def digest(self) -> str:
-        """Name and tag to compare, since ids could be guessed from a digest of ids."""
+        """Name and tag to compare; from a digest of the ids, ids could be guessed."""
         return f"alignment {self.name} {self.tag}"
 
     @property

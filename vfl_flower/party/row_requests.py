@@ -1,7 +1,7 @@
 """A party's requests to its models: rows to forget, rows to add, models to leave.
 
 Each kind of request has a file in the party's ``state-dir``, with one request on each
-line. No message can write this file: the server decides when rows are added or
+line. No message can write to these files: the server decides when rows are added or
 forgotten, and the party decides which rows.
 """
 
@@ -30,7 +30,7 @@ def request_changes(
     add: Iterable[Any] = (),
     leave: Iterable[str] = (),
 ) -> None:
-    """Write a party's requests, for later runs, to change models that can forget rows.
+    """Write change requests, which later runs apply to models that can forget rows.
 
     The requests are added to the pending requests in ``forget.txt``, ``add.txt`` and
     ``leave.txt`` in the party's ``state_dir``. Runs of the tasks ``unlearn``, ``add``
@@ -89,7 +89,7 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
     values = list(requests)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | Integral):
-            rule = "ids, as texts or whole numbers"
+            rule = "ids, as strings or whole numbers"
             raise ValueError(f"{name} must hold {rule}, got {type(value).__name__}")
     lines = [str(value) for value in values]
     for line in lines:

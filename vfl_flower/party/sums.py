@@ -31,9 +31,10 @@ CLIPPED = "the number of clipped values"
 class PartySums:
     """The sums of one message, at one party.
 
-    Each addend is sent to the server, where the masks cancel; with ``to``, to a party,
-    which alone can remove the pad; or with ``relay``, encrypted, to the next party,
-    after this party has added the addends that it received under the same name.
+    By default, an addend is sent to the server, where the masks cancel. With ``to``,
+    the sum is for one party, which alone can remove the pad. With ``relay``, an addend
+    is sent, encrypted, to the next party, after this party has added the addends that
+    it received under the same name.
     """
 
     private_key: bytes
@@ -104,7 +105,7 @@ class PartySums:
                     values[name] = adding.decode(total)
 
     def _check_ring(self, name: str, seal: Seal) -> None:
-        """Raise unless the previous party sent the secret in the previous round."""
+        """Raise PartyError unless a secret came from the previous party and round."""
         before = (self.frame.index - 1) % self.frame.parties
         if (seal.sender, seal.round) != (before, self.frame.round - 1):
             raise PartyError(

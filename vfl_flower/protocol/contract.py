@@ -7,14 +7,14 @@ how values are sent. Messages support these annotations:
 ===============================  =====================================================
 ``bool``, ``int``, ``float``     a number; floats are finite
 ``str``, ``bytes``               text; ``Literal["a", "b"]`` one of these values
-``list[str]``, ``list[int]``     a list of texts or of whole numbers
+``list[str]``, ``list[int]``     a list of strings or of whole numbers
 ``Annotated[int, Ge(1)]``        bounds from ``annotated_types``; also ``PositiveInt``
 ``Annotated[Array, Reals(..)]``  an array of finite real numbers, of a given shape
 ``Annotated[Array, Whole(..)]``  an array of whole numbers, of a given range and shape;
                                  also with ``MinLen(1)``: of length 1 or more
 ``dict[int, Array]``             arrays ``name_0``, ``name_1``, ..; annotated like one
 a frozen dataclass               its fields, as ``name.field``; each field of a request
-                                 may be encrypted, or a sum that one party opens
+                                 may be encrypted, or be a sum that one party opens
 ``T | None``, ``NotRequired``    may be left out
 ===============================  =====================================================
 

@@ -1,6 +1,6 @@
 """Names and other external text, made safe for a log or a terminal.
 
-A line break in a text can forge a line of a log, and an escape code can hide a line.
+A line break in a string can forge a line of a log, and an escape code can hide a line.
 Therefore names are printable by contract, and the package's log escapes all other text.
 """
 
@@ -20,10 +20,10 @@ Name = Annotated[str, MaxLen(MOST_OF_NAME), Predicate(str.isprintable)]
 """The name of a party in a message; "" if it has none."""
 
 MOST_OF_TEXT = 200
-"""Maximum length of a column name or another short text in a message."""
+"""Maximum length of a column name or of another short string in a message."""
 
 Text = Annotated[str, MaxLen(MOST_OF_TEXT), Predicate(str.isprintable)]
-"""A short text in a message."""
+"""A short string in a message."""
 
 
 def is_name(name: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 NO_IDS = ("", "nan", "na", "n/a", "<na>", "nat", "none", "null")
-"""Lower-case texts that programs write for a missing id."""
+"""Lower-case strings that programs write for a missing id."""
 
 LEAST_SIZE, MOST_SIZE = 1e-150, 1e140
 """Bounds on the largest absolute value of a column: within them, sums of squares are
@@ -45,7 +45,7 @@ def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
 
 
 def is_broken(text: str) -> bool:
-    """Return whether a text has a lone surrogate, which UTF-8 cannot encode."""
+    """Return whether a string has a lone surrogate, which UTF-8 cannot encode."""
     return any("\ud800" <= sign <= "\udfff" for sign in text)
 
 

@@ -36,7 +36,7 @@ class Seal:
 
     @classmethod
     def parse(cls, text: object) -> Seal:
-        """Return the seal that a text represents, or raise ValueError."""
+        """Return the seal that a string represents, or raise ValueError."""
         words = text.split() if isinstance(text, str) else []
         try:
             kind, action, name, number, group, bound, sender = words

@@ -188,7 +188,7 @@ def check_unused(strategy: Any, names: Sequence[str], where: str) -> None:
 
 
 def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
-    """Return the words in an annotation, and its types that a run config supports."""
+    """Return an annotation's words, and which of its types a run config supports."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _kinds(arguments[0])

@@ -138,7 +138,7 @@ class Step(Question[P, R]):
 
     @functools.cached_property
     def contract(self) -> Contract:
-        """The contract that its annotations declare."""
+        """The contract that the step's annotations declare."""
         return Contract.of(self.function)
 
 

@@ -41,7 +41,7 @@ KINDS: dict[Kind, str] = {
 
 LEAST_ROWS = 20  # minimum number of rows behind a value that reveals little about each
 SERVER = "server"  # means the server in the list of dealers in a ``consent.toml``
-LEAST_PARTIES = 3  # minimum number of parties in a sum, without consent to two
+LEAST_PARTIES = 3  # minimum number of parties in a sum, without consent to two parties
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Terms:
 
     needs: Sequence[Kind] = ()  # kinds that must leave the parties beyond sums
     wants: Sequence[Kind] = ()
-    """Further kinds that may leave the parties; without these, the run does less."""
+    """Further kinds, used if consents permit them; without them, the run does less."""
     less: Text = ""  # a sentence that suggests a setting that reveals less, if any
     computing: Computing | None = None  # who computes products on secret shares
     seeded: bool = False  # whether the run has a seed, as ``hello`` reports it

@@ -2,8 +2,8 @@
 
 A secure sum needs a finite group, because only in a finite group does a uniform mask
 hide a value perfectly. Each group defines how values become elements, how elements are
-added, and how a stream of random bytes becomes uniform elements. Masks depend on
-nothing else.
+added, and how a stream of random bytes becomes uniform elements. Masking needs nothing
+else from a group.
 """
 
 from __future__ import annotations

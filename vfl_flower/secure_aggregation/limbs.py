@@ -19,7 +19,7 @@ PLACES = tuple(2.0**power for power in (80, 40, 0, -40, -80))
 
 
 def split_limbs(values: Array) -> Array:
-    """Split numbers into limbs: integers below 2^40 in size, as float64, (5, ...).
+    """Split numbers into limbs: float64 integers of absolute value < 2^40, (5, ...).
 
     The sum of the limbs, weighted by `PLACES`, is the number truncated at 2^-80. Raises
     ValueError if a number is not finite, or not below 2^120 in absolute value.

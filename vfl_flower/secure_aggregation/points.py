@@ -138,7 +138,7 @@ def _processors() -> int:
 
 
 def _in_a_process(data: bytes) -> bytes:
-    """Return the output of :func:`main` for an input; no key is on a command line."""
+    """Return the output of :func:`main` for an input; no command line holds a key."""
     command = [sys.executable, "-P", __file__]
     return subprocess.run(command, input=data, stdout=subprocess.PIPE).stdout
 

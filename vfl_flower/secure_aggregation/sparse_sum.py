@@ -258,8 +258,8 @@ class SparseSum:
             wrong += int(np.sum(~fits))
         if wrong:
             raise SparseSumError(
-                f"the coordinates of each bin must hash to the bin's point, but those "
-                f"of {wrong} of {len(words)} bins do not: two bins have the same point "
+                f"each bin's coordinates must hash to the bin's point, but in {wrong} "
+                f"of {len(words)} bins they do not: two bins have the same point "
                 "(use a new key), or a message was altered"
             )
         return bins

@@ -26,8 +26,8 @@ log = logging.getLogger("vfl_flower")
 
 RETRIES = 2  # maximum repeats of a message that failed in transit, not in its step
 
-# Flower's error codes for messages that no step has refused (flwr.common.constant.
-# ErrorCode: message, reply or node unavailable, app crashed), and our own for damage.
+# Flower's error codes for failures other than a step's refusal (flwr.common.constant.
+# ErrorCode: message, reply or node unavailable, app crashed), and our code for damage.
 NODE_UNAVAILABLE = 5
 _TRANSIENT = frozenset({3, 4, NODE_UNAVAILABLE, 8, messages.DAMAGED})
 
@@ -225,7 +225,7 @@ class Exchange:
                 self._held[number] = call
 
     def _fetch(self, number: str) -> Future[list[Message]]:
-        """Fetch one reply in a thread that ends with the process at the latest."""
+        """Fetch one reply in a thread that ends no later than the process."""
         call: Future[list[Message]] = Future()
 
         def work() -> None:

@@ -99,7 +99,7 @@ class Greeter:
         changed.
         """
         log.info("the run continues after %d round trips", self._checkpoint.held)
-        nodes = self._wait_for_nodes(len(self.names), " as at its start")
+        nodes = self._wait_for_nodes(len(self.names), ", as at its start")
         unnamed = self._registered(nodes)
         before = dict(zip(self.names.values(), self.replies.values(), strict=True))
         where: dict[str, int] = {}
@@ -175,7 +175,7 @@ class Greeter:
         return {node: reply.values for node, reply in zip(nodes, replies, strict=True)}
 
     def message(self, count: int, goes_on: bool = False) -> RecordDict:
-        """Return, for each of `count` parties, the first message of the run."""
+        """Return the first message of the run, sent to each of `count` parties."""
         terms = replace(self._terms, parties=count)
         values = flatten({"partition": self._partition, "terms": terms})
         more = {"goes_on": True} if goes_on else {}
@@ -268,7 +268,7 @@ def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
 
 
 def _named(failure: PartyFailed) -> PartyFailed:
-    """Return a failure in ``hello`` under the party's name, if the reason states it."""
+    """Return a failure of ``hello`` with the party's name, if the reason states it."""
     match = re.search(r"\bparty '([^']+)'", failure.reason)
     if match is None or not is_name(match[1]):
         away = failure.reason.startswith(("no connection", "no reply"))

@@ -81,7 +81,7 @@ class Ledger:
     )
 
     def entry(self, action: str, party: str) -> Entry:
-        """Return the entry of an action and a party; create a missing entry."""
+        """Return the entry of an action and a party; create it if it is missing."""
         return self.entries.setdefault((action, party), Entry(action, party))
 
     def rename(self, names: dict[str, str]) -> None:

@@ -190,9 +190,10 @@ class Parties(Sequence[PartyInfo]):
         return not names
 
     def refuse_two(self, what: str, allowed: bool) -> None:
-        """Raise ``FederationError`` for two parties if `what` reveals sums to parties.
+        """Refuse a run with only two parties, because `what` reveals sums to them.
 
-        If two parties are `allowed` (``allow_two_parties``), log a warning instead.
+        Raises FederationError, or only logs a warning if two parties are `allowed`
+        (``allow_two_parties``).
         """
         if len(self) > 2:
             return

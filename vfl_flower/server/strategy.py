@@ -318,7 +318,7 @@ class ProtocolStrategy(Strategy):
         )
 
     def give_up(self, parties: Parties, error: Exception) -> None:
-        """Clean up after a failed protocol; no checkpoint records its requests."""
+        """Clean up after a failed protocol; no checkpoint records these requests."""
 
     def greet(self, exchange: Exchange) -> Parties:
         """Greet the parties; raise FederationError if they refuse or do not match."""
@@ -341,7 +341,7 @@ class ProtocolStrategy(Strategy):
         return parties
 
     def rehearsed(self) -> Self:
-        """Return the strategy for a rehearsal, which has columns without names."""
+        """Return the strategy for a rehearsal, in which columns have no names."""
         return self.replace()
 
     def check(self) -> None:

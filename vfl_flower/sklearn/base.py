@@ -245,7 +245,7 @@ class SplitRows(Estimator):
     rows_per_party: Any = None
 
     def predict(self, X: Any) -> Array:
-        """Return the number of each row's nearest centre, in an array of shape (n,)."""
+        """Return the index of each row's nearest centre, in an array of shape (n,)."""
         return np.asarray(self._model.predict(self._rows(X)))
 
     def _split(self, X: Any) -> Array:
@@ -423,7 +423,7 @@ def split(
 
 
 def is_list(value: Any) -> bool:
-    """Return whether a value is a list or another iterable, but not text."""
+    """Return whether a value is a list or another iterable, but not a string."""
     return isinstance(value, Iterable) and not isinstance(value, str)
 
 

@@ -75,7 +75,7 @@ class CoresetKMeans(ClusterMixin, SplitColumns):
     cluster_centers_ : Array, shape (k, d)
         Centres, in the unit of the columns of X.
     labels_ : Array of int, shape (n,)
-        Number of the nearest centre of each row passed to ``fit``.
+        Index of the centre nearest to each row passed to ``fit``.
     inertia_ : float
         Sum of the squared distances from these rows to their nearest centres.
     columns_per_party_, result_, ledger_

@@ -143,7 +143,7 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         return -float(distances.sum())
 
     def _cluster(self, strategy: ProtocolStrategy, X: Array, rows: Array) -> Self:
-        """Run training, or a task that forgets `rows`, on the rows not forgotten.
+        """Run training, or a task that forgets `rows`, on the rows not yet forgotten.
 
         A row's number serves as its id.
         """

@@ -161,7 +161,7 @@ KERNEL: dict[str, Metric] = {
     ),
     "regularization": Metric(
         "Smoothing",
-        "How strongly the model is kept simple: a large number means smoother "
+        "How strongly a simple model is preferred: a larger number means smoother "
         "predictions.",
     ),
     "converged": CONVERGED,

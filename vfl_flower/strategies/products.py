@@ -44,7 +44,7 @@ class ComputingParties(ProtocolStrategy):
         return Computing(self.dealer, self.computes or None)
 
     def places(self, parties: Parties) -> tuple[int | None, int | None]:
-        """Return the indices of `dealer` and `computes`, or None for no such party."""
+        """Return the indices of `dealer` and `computes`; None means no such party."""
         places = {info.name: place for place, info in enumerate(parties)}
         return places.get(self.dealer), places.get(self.computes)
 

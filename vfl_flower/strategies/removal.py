@@ -76,7 +76,7 @@ class Removal(ModelTask):
     steps: ClassVar[Steps] = (party.find, party.remove)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Ask which parties have the model, then let all parties remove it."""
+        """Ask which parties have the model, then have all parties remove it."""
         removed = parties.ask(party.find, model=self.model_id).each("found")
         gone = parties.ask(party.remove, model=self.model_id)
         for j, info in enumerate(parties):

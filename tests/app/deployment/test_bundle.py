@@ -129,6 +129,6 @@ def test_a_folder_is_not_written_twice(tmp_path):
     write_app(tmp_path / "app")
     before = (tmp_path / "app" / "pyproject.toml").read_text()
     assert tomllib.loads(before)["project"]["name"] == "vfl-flower-app"
-    with pytest.raises(ValueError, match="must not have a pyproject"):
+    with pytest.raises(ValueError, match="already contains a pyproject"):
         write_app(tmp_path / "app")
     assert (tmp_path / "app" / "pyproject.toml").read_text() == before

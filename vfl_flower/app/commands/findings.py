@@ -107,7 +107,7 @@ def print_findings(readings: Sequence[Reading], show: bool) -> None:
 
 
 def as_json(readings: Sequence[Reading], show: bool) -> list[dict[str, Any]]:
-    """Return findings for JSON, with values of the data only if `show`."""
+    """Return findings for JSON; include data values only if `show` is true."""
     return [
         {
             "strategies": names,

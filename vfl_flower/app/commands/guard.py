@@ -50,7 +50,7 @@ def journal(
         bool, typer.Option(help="Use this journal, although it may lack row sets.")
     ] = False,
 ) -> None:
-    """Show the number of row sets over which sums have left the party.
+    """Show the number of row sets whose sums have left the party.
 
     A party whose journal was lost or restored from a backup no longer knows all of its
     row sets, and refuses further sums. With --confirm, the party uses the present

@@ -29,7 +29,7 @@ def runs_in(folder: Path) -> list[Path]:
     """Return the folders of finished runs, the oldest first."""
 
     def age(result: Path) -> tuple[str, int]:
-        """Return the time in the folder's name, and when the result was written."""
+        """Return the time in the folder's name and the result's modification time."""
         return result.parent.name.rpartition("-")[0], result.stat().st_mtime_ns
 
     return [path.parent for path in sorted(folder.glob(f"*/{RESULT}"), key=age)]

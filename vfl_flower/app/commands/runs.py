@@ -61,7 +61,7 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(key: Key, text: str) -> bool | int | float | str:
-    """Return a value of the key's type, or text; ``@FILE`` stands for FILE's lines."""
+    """Convert text to the key's type if possible; ``@FILE`` stands for FILE's lines."""
     kinds = key.setting.kinds
     if text.startswith("@"):
         try:
@@ -240,7 +240,7 @@ def start(
 def resume_command(
     config: Mapping[str, Any], run_id: str, federation: Path | None
 ) -> str:
-    """Return the command that resumes a run, or "" if its checkpoint is not here."""
+    """Return the command that resumes a run, or "" without a local checkpoint."""
     complete = check_run_config(config)
     for file in output_dir(complete).glob(f"*-{run_id}/{FILE}"):
         resumed = complete | {"resume": file.parent.name}

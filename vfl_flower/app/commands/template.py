@@ -15,7 +15,7 @@ from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
 BUNDLE = "vfl-flower-app"
-"""Name of the app in every folder, so that a version always has the same bundle."""
+"""Name of the app, the same in every folder, so that a version has only one bundle."""
 
 PROJECT = """\
 [project]
@@ -44,7 +44,7 @@ def write_app(folder: Path) -> Path:
     """Write an app that runs the installed package; raise ValueError if one exists."""
     target = folder / "pyproject.toml"
     if target.exists():
-        raise ValueError(f"{folder} must not have a pyproject.toml yet")
+        raise ValueError(f"{folder} already contains a pyproject.toml")
     folder.mkdir(parents=True, exist_ok=True)
     target.write_text(project(), encoding="utf-8")
     return target

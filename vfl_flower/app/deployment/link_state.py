@@ -73,7 +73,7 @@ def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
     Keeps only the SuperNodes of `keys`, and unfinished runs, which are marked as
     failed. A missing database is created, readable only by the user. A database that is
     damaged or lacks one of Flower's tables or columns is renamed. Returns the
-    registered ones among `keys`. Raises OSError if the file cannot be used.
+    registered keys among `keys`. Raises OSError if the file cannot be used.
     """
     make_private(database)
     database.chmod(0o600)

@@ -149,7 +149,7 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
         "is one standard deviation of the labels within a group.",
         f"Mean truth against mean prediction in {len(rows)} groups of "
         f"{int(rows.sum()):,} rows, from {predicted.min():.3g} to "
-        f"{predicted.max():.3g}; the largest difference of the means is at "
+        f"{predicted.max():.3g}; the largest difference between the means is at "
         f"{predicted[off]:.3g}, where the truth is {true[off]:.3g}.",
         draw,
         **SQUARE,

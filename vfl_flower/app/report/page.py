@@ -117,7 +117,7 @@ def cut(text: object) -> str:
 
 
 def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a summary of a run, which starts with the outcome of its first result."""
+    """Return a run's summary, which starts with the outcome of its first result."""
     first = next(iter(results.values()))
     ledger = first["ledger"]
     cost = (
@@ -263,7 +263,7 @@ def _tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any], Any
     if counts := result["counts"]:
         caption = (
             "Counts of the run. The server knows these numbers, but not which rows or "
-            "texts they count"
+            "ids they count"
         )
         yield caption, ("Of", "Count"), [(k, [f"{n:,}"]) for k, n in counts.items()]
 

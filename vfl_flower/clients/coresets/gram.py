@@ -44,7 +44,7 @@ log = logging.getLogger("vfl_flower")
 step = step_of("linear_gram")
 
 LARGEST = 1e100
-"""Maximum absolute value of a mean or length, so that no product overflows."""
+"""Maximum absolute value of a mean or norm, so that no product overflows."""
 
 PART_NUMBERS = 2**25
 """Approximate number of values from which a party determines its row clipping."""
@@ -57,7 +57,7 @@ class LinearState:
     y_mean: float
     """The weighted mean of the labels, or 0."""
     y_size: float
-    """The length of the labels in the Gram matrix."""
+    """The Euclidean norm of the labels in the Gram matrix."""
     constant: bool
     """Whether zeros replace the labels."""
 
@@ -186,8 +186,8 @@ def _gram_columns(
     y = None if party.y is None else party.y[rows].astype(np.float64)
     mean, y_mean, suitable = np.zeros(d), 0.0, True
     # The clipping depends only on the party's rows, not on the requested rows and
-    # weights. So sums over two sets of rows differ only by the rows in just one of the
-    # sets, not by the clipping.
+    # weights. So sums over two sets of rows differ only by the rows that are in only
+    # one set, not by the clipping.
     every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
     clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, products.MOST_LEVERAGE)
     Z, X = sums(clip, X), clipped(clip, X)
@@ -226,7 +226,7 @@ def _gram_columns(
 def _bounded(
     X: Array, A: Array, y: Array | None, t: Array | None
 ) -> tuple[Array, bool]:
-    """Return, for each column and for the labels, whether they single out no row."""
+    """Return whether each column, and whether the labels, single out no row."""
     rules = LEAST_ROWS, products.MOST_LEVERAGE
     if y is not None and t is not None and bounded_columns([y], t[:, None], *rules)[0]:
         with_labels = np.column_stack([A, t])
@@ -296,7 +296,7 @@ def _variance(party: Party, mean: float) -> float:
 
 
 def _units(units: dict[int, Array], owner: int, d: int) -> tuple[Array, Array, int]:
-    """Return a party's mean, its R and the number of columns that it left out."""
+    """Return a party's means and R, and the number of columns that it left out."""
     data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
     if len(data) != 8 * (d + d * d + 1):
         raise PartyError(f"units must match the columns of party {owner} (from 0)")

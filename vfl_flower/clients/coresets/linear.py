@@ -52,7 +52,7 @@ class LinearState:
     l2: float
     """Strength of the penalty |theta|^2."""
     test_fraction: float
-    """Share of the rows held out."""
+    """Fraction of the rows held out."""
     rows: Array | None = None
     """Rows of the coreset, of shape (m,); None means all training rows."""
     root: Array | None = None

@@ -64,9 +64,9 @@ class Part(TypedDict):
     intercept: float
     """At the receiver, the intercept of a linear model; otherwise 0."""
     receiver: int
-    """The place of the receiver in training."""
+    """The receiver's index in training, in party order."""
     index: int
-    """The place of the party in training."""
+    """The party's index in training, in party order."""
     n_parties: int
     """The number of parties in training."""
     columns: list[str]
@@ -164,7 +164,7 @@ def _part(party: Party) -> Part:
 def block_rows(outputs: int) -> int:
     """Return the number of rows in a message; the last message has the remaining rows.
 
-    Since rows are sent in blocks, even the mean error of repeated sums covers a block.
+    Since rows are sent in blocks, even a mean over repeated sums covers a whole block.
     """
     return max(1, MOST_SUMS // outputs)
 

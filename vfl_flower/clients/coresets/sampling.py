@@ -32,7 +32,7 @@ LARGEST = 1e50
 chosen so that neither squares nor products in a solver overflow."""
 
 MOST_ROWS = 2**24
-"""Maximum number of rows of a coreset, or of its check, to bound a party's memory."""
+"""Maximum number of rows of a coreset or check sample, to bound a party's memory."""
 
 MOST_CLUSTERS = 2**10
 """Maximum number of clusters, since a party's time grows with rows times clusters."""
@@ -81,11 +81,11 @@ class CoresetState:
     """A party's state for recomputing the score of any row."""
 
     test_fraction: float
-    """Share of the rows held out."""
+    """Fraction of the rows held out."""
     n: int
     """Number of training rows."""
     intercept: bool | None = None
-    """Whether the regression has an intercept; None: k-means."""
+    """Whether the regression has an intercept; None for k-means."""
     factor: Array | None = None
     """For regression: maps a row to its basis vector, whose squared length is the
     leverage score; shape (d, r)."""
@@ -364,8 +364,8 @@ def distances(
 ) -> Distances:
     """Send the squared distances of rows to each centre, over this party's columns.
 
-    The server chooses the centres. If it changes only the centres of one party, two
-    sums differ by a function of that party's rows. So these rows count as rows that
+    The server chooses the centres. If it changes only the centres sent to one party,
+    two sums differ by a function of that party's rows. So these rows count as rows that
     leave the party.
     """
     train = training_rows(party, test_fraction)

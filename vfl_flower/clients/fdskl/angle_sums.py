@@ -65,7 +65,7 @@ def distances(
     holder: Count,
     rows: state.ManyRows | None = None,
 ) -> Distances:
-    """Send `holder` this party's contributions to distances of row pairs, as limbs."""
+    """Send `holder` this party's contributions to row pairs' distances, as limbs."""
     classes_of(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
@@ -137,7 +137,7 @@ def angles(
 def held_out_angles(
     party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
-    """Return the angles of held-out or new rows, under a separate name."""
+    """Return the angles of held-out or new rows, as a separate step."""
     return angles_of(party, request, send)
 
 

@@ -41,7 +41,7 @@ Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 """A number of random features."""
 
 Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
-"""Bound on absolute labels, a power of two; 2^16 times as large for sums of scores."""
+"""Bound on absolute labels, a power of two; for sums of scores, 2^16 times as large."""
 
 ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
 """Row numbers: enough that one answer about all rows reveals little about each."""
@@ -177,7 +177,7 @@ class Training:
     steps: Array = field(default_factory=lambda: np.ones(1))
     """Step sizes of the published update, of shape (K,)."""
     losses: Array = field(default_factory=lambda: np.zeros(1))
-    """Sums of mean losses before learning, on the later half of the batches, (K,)."""
+    """Sums of mean losses before the update, over the later half of batches, (K,)."""
     waiting: Array | None = None
     """Summed angles of the instances whose scores are pending, of shape (B, M_l)."""
     labels: Array | None = None
@@ -269,7 +269,7 @@ def _check_setup(party: Party, setup: Setup) -> None:
         return
     if not party.allow_plain:
         raise PartyError(
-            "this party requires private features: if all parties knew their seed, the "
+            "this party requires private features: if all parties knew the seed, the "
             "label holder could compute differences between this party's rows"
         )
     if not re.fullmatch("[0-9a-f]{1,32}", shared.seed):

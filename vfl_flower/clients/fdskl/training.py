@@ -1,4 +1,4 @@
-"""The solution for a label holder's coefficients: exact, or by Algorithm 1."""
+"""Solving for a label holder's coefficients, exactly or by Algorithm 1."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def embed(
 
 
 @step
-@sums_over("session", "a random half of each cluster's rows leaves, with noise")
+@sums_over("session", "each sum covers a random half of a cluster's rows, with noise")
 @reveals("row-sums")
 def lloyd(
     party: Party,

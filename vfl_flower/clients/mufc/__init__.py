@@ -1,1 +1,1 @@
-"""A party's side of clusters that can forget."""
+"""A party's side of clustering that can forget rows."""

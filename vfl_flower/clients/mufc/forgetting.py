@@ -73,7 +73,7 @@ class Status(TypedDict):
 
 
 @step
-@sums_over("party", "the party notes the rows that its operator removes")
+@sums_over("party", "the party records the rows that its operator removes")
 @once
 @reveals("centroids")
 def forget(
@@ -194,7 +194,7 @@ def _ready(
 
 
 def _check_parties(party: Party, parties: Sequence[str]) -> None:
-    """Refuse counts without a party of the model, unless consent names that party."""
+    """Refuse counts that lack a party of the model, unless consent names that party."""
     consent = party.consent
     if consent is None or consent.peers is None:  # a run in one process
         return
@@ -245,7 +245,7 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
         models = set(list_models(folder)) - {model}
     for other in models:
         state = ClientState(folder, other)
-        with suppress(PartyError):  # the party left the model, or the file is no state
+        with suppress(PartyError):  # the party left the model, or the file is invalid
             remembered |= state.keep(state.tag(asked))
     return int(np.count_nonzero(remembered))
 
@@ -317,7 +317,7 @@ def status(party: Party, model: str, version: training.Version, before: str) -> 
 
 
 @step
-@sums_over("party", "the party notes the rows that its operator adds")
+@sums_over("party", "the party records the rows that its operator adds")
 @once
 @reveals("centroids")
 def add(

@@ -68,7 +68,7 @@ class PartyFacts:
     name: str
     n_columns: int
     columns: str
-    """Digest of the names of the columns; "" if they have none."""
+    """Digest of the column names; "" if the columns have no names."""
     parties: list[str]
     """Names of the parties in training; empty if no party signed its messages."""
 
@@ -203,8 +203,8 @@ class StateFile:
         ) as db:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA journal_mode = DELETE")
-            # Like FULL, but the folder is also on the disk when a commit returns: a
-            # power failure must not undo a decision of the server.
+            # Like FULL, but the folder is also written to disk before a commit returns:
+            # a power failure must not undo a decision of the server.
             db.execute("PRAGMA synchronous = EXTRA")
             db.execute("PRAGMA temp_store = MEMORY")
             yield db
@@ -238,7 +238,7 @@ class StateFile:
         return self.error(f"{self.owner} has no state of model {self.model}")
 
     def _check(self, db: sqlite3.Connection) -> None:
-        """Raise unless the file has this class and format, and belongs to the model."""
+        """Raise unless this class wrote the file, in this format and for this model."""
         if _is_empty(db):  # left by a killed `create`
             raise self._missing()
         what = f"the state of model {self.model} at {self.owner}"
@@ -261,8 +261,8 @@ class StateFile:
 class ClientState(StateFile):
     """One party's state of one model, in its ``state-dir``.
 
-    `run` is a text that is unique to each run. It distinguishes versions that two runs
-    have staged under the same number: a version that the server did not save is
+    `run` is a string that is unique to each run. It distinguishes versions that two
+    runs have staged under the same number: a version that the server did not save is
     dropped.
 
     Each method except `exists` raises PartyError if there is no readable state of that

@@ -1,4 +1,4 @@
-"""A party's side of clusters that can forget (Algorithms 1, 2 and 5 of the paper).
+"""A party's side of clustering that can forget (Algorithms 1, 2 and 5 of the paper).
 
 This module trains clusters and labels new rows. Forgetting is in
 :mod:`vfl_flower.clients.mufc.forgetting`.
@@ -8,7 +8,7 @@ A party (a "client" in the paper) stores a state for later runs in its ``state-d
 its centroids' ids, in the order drawn; and the sizes of the centroids' clusters. The
 stored state contains no value of a row.
 
-The rows are clustered in the cube to which the box scales them.
+The rows are scaled from the box to a cube, and clustered in the cube.
 """
 
 from __future__ import annotations
@@ -446,7 +446,7 @@ def evaluate(
 def check_box(
     party: Party, settings: TrainingSettings, rows: Array | None = None
 ) -> None:
-    """Raise if any of the rows (by default, all rows) is outside the box."""
+    """Raise if any of `rows` (default: all rows) is outside the box."""
     box, names = settings.box, party.columns
     try:
         if rows is not None:
@@ -463,7 +463,7 @@ def check_box(
 
 @contextmanager
 def same_values() -> Iterator[None]:
-    """Refuse the request if rows that training could cluster now cause an error."""
+    """Refuse the request if rows that training could cluster cause an error now."""
     try:
         yield
     except ValueError:

@@ -1,4 +1,4 @@
-"""Solving a ridge model at the label holder, and local models at the parties."""
+"""Solve a ridge model at the label holder, and store local models at the parties."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def relevance(
     frequencies: products.Secrets | None = None,
     triples: products.FromServer | None = None,
 ) -> Mixed:
-    """Solve the system at the label holder; report to others their columns' relevance.
+    """Solve the system at the label holder; send others their columns' relevance.
 
     kinds, share: as for :func:`fit`.
     widths, counted: the number of columns of each party, and of all other parties
@@ -290,7 +290,7 @@ def drawn_probes(
 
 
 def _order(roles: Roles, local: int, counts: Sequence[int]) -> Array:
-    """Return the positions of local columns, joint features, targets and constant."""
+    """Return positions of local columns, joint features, targets and the constant."""
     start = sum(roles.owners[: roles.first]) + local
     stop = sum(roles.owners[: roles.first + 1])
     first, angles = roles.columns - roles.joint, roles.joint // 2

@@ -57,7 +57,7 @@ class Task:
     """The type of the labels."""
     kernel: Kernel
     test_fraction: Fraction
-    """Share of the rows held out."""
+    """Fraction of the rows held out."""
     rows: Natural
     """Number of training rows among the rows that are not held out."""
     most: Count
@@ -140,7 +140,7 @@ class OwnColumns:
 
 
 def own_columns(party: Party, task: Task) -> OwnColumns:
-    """Return the party's columns of the training rows, the same at each call."""
+    """Return the party's columns of the training rows, the same on each call."""
     known = party.cache.get("ridge")
     if known is not None and known[0] == (party.session, task):
         return cast(OwnColumns, known[1])
@@ -192,7 +192,7 @@ def seed_of(party: Party, joint: Joint) -> int:
     return int.from_bytes(party.secret_bytes(name, 16))
 
 
-# -- joint features of rows under shares ----------------------------------------------
+# -- secret-shared joint features of rows ---------------------------------------------
 # The angle of a joint feature is a sum over all parties. Each party adds random angles,
 # generated from the dealer's seed, and sends the result for the two computing parties.
 # These two parties get the sums, which are uniform, and each computes its shares of the

@@ -289,7 +289,7 @@ def check_targets(
     """Withhold labels with which a Gram matrix would reveal a single row.
 
     Before that, real labels are clipped, and local columns that, together with the
-    labels, would reveal a row are set to zeros. The columns are not removed, because
+    labels, would reveal a row are set to zero. The columns are not removed, because
     the server learns their number, which must not depend on labels.
     """
     assert party.y is not None

@@ -32,7 +32,7 @@ and the sums of products of these scores follow from G. Their mean squared error
 `error`.
 
 Classes are represented by columns of -1 and +1: one column for two classes, and
-otherwise one column per class. Least squares estimates a class's probability by (1 + f)
+otherwise one column per class. Least squares estimates a class's probability as (1 + f)
 / 2. So scores become probabilities through the linear function of g that fits the
 targets best. The function's values are shrunk towards 0, but stay positive, where they
 are below `TAIL` times the unexplained part of the class's probability. Class weights
@@ -40,8 +40,8 @@ need log odds, which come from linear discriminant analysis of g; the class mean
 the common covariance follow from the same sums. Class weights act as different prior
 probabilities. A Gram matrix of weighted rows would instead need the weights, and so the
 classes, at all parties. If all classes have the same covariance, class weights change
-only the intercept, since the coefficients are proportional to :math:`(S_w + n D)^{-1}
-(\mu_+ - \mu_-)` for any weights.
+only the intercept, since the coefficients are proportional to
+:math:`(S_w + n D)^{-1} (\mu_+ - \mu_-)` for any weights.
 
 References
 ----------
@@ -233,7 +233,7 @@ class _Evidence:
         self._bounds = np.minimum(lows, np.log(LARGEST)), np.log(LARGEST)
 
     def __call__(self, logs: Array) -> tuple[float, Array]:
-        """Return l and its gradient; l is infinite if rounding leaves no fit."""
+        """Return l and its gradient; l is infinite if rounding errors prevent a fit."""
         sums, n, K = self._sums, self._sums.n, self._sums.T.shape[1]
         penalties = np.exp(logs) * self.units
         try:

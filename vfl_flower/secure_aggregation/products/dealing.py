@@ -1,9 +1,9 @@
 """The dealer's randomness for a Gram matrix with joint features, and for scored rows.
 
-The randomness consists of the seeds of random angles, the second party's input for
-shares of the cosines of these angles, and the triples. The dealer sees none of the
-data, and must not collude with either of the two computing parties. `root` is the
-dealer's secret, 32 bytes.
+The randomness consists of the seeds of random angles, the second party's shares of the
+cosines of these angles, and the triples. The dealer sees none of the data, and must not
+collude with either of the two computing parties. `root` is the dealer's secret, 32
+bytes.
 """
 
 from __future__ import annotations

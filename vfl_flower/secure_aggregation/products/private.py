@@ -2,10 +2,10 @@
 
 Parties 0 and 1 compute. One of them, the *holder*, has a private matrix Z (n x K): its
 own bins in one-hot form, or its shares of other parties' bins. The *other* party has s
-(n x m): its shares of some columns, in fixed point. The result is shares of Z^T s
-modulo 2^k at both parties. Z is opened only once, under a mask A, for all later
-products. Each s is opened under a separate mask M (P. Mohassel and Y. Zhang,
-"SecureML", IEEE S&P 2017):
+(n x m): its shares of some columns, in fixed point. The result is a share of Z^T s
+modulo 2^k at each party. Z is opened only once, under a mask A, for all later products.
+Each s is opened under a separate mask M (P. Mohassel and Y. Zhang, "SecureML", IEEE S&P
+2017):
 
 .. code-block:: text
 
@@ -86,7 +86,7 @@ def factor_use(deal: Deal, number: int, columns: int) -> Deal:
 
 
 def deal_matrix(deal: Deal, root: bytes) -> Dealt:
-    """Return the dealer's message to the holder of Z, which is sent only once.
+    """Return the dealer's message to the holder of Z; the message is sent only once.
 
     `root` is the dealer's secret.
     """

@@ -41,7 +41,7 @@ from vfl_flower.typing import Array
 SEED_BYTES = 32
 
 BLOCK_ROWS = 1024
-"""Number of rows in a block. Blocks have separate streams, so their order is free."""
+"""Number of rows per block. Blocks have separate streams, so any order is allowed."""
 
 NOTHING = np.empty(0, "u1")
 """The empty correction, for a party that gets only a seed."""
@@ -183,7 +183,7 @@ class Dealt:
 
 
 class Portion:
-    """A reader of the dealer's messages to one party, one at a time."""
+    """A reader that returns the dealer's messages to one party, one at a time."""
 
     def __init__(self, data: Array) -> None:
         self._left = data

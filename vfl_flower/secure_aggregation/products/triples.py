@@ -120,7 +120,7 @@ def seed_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
 
 
 def owner_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
-    """Return :func:`seed_digest` at a party that has the seed of all of A_0 or A_1."""
+    """Return :func:`seed_digest` at a party with the seed of the whole A_0 or A_1."""
     return seed_digest(deal, owner, _owner_seed(deal, seed, owner))
 
 
@@ -355,7 +355,7 @@ class PredictionTriple(_Triple):
         return digest(residual - product(opened, vectors, bits), bits)
 
     def digests(self, owners: Sequence[int]) -> bytes:
-        """Return :func:`seed_digest` for the columns of A of `owners`, at party 1."""
+        """Return :func:`seed_digest` for each owner's columns of A, at party 1."""
         return b"".join(owner_digest(self.deal, j, self._seed) for j in owners)
 
     def _plus(self, values: Array, block: int) -> Array:

@@ -96,7 +96,7 @@ class CoresetPrediction(RowPrediction):
 
     @property
     def terms(self) -> Terms:
-        """Predictions; to evaluate, also moments, which many models' errors reveal."""
+        """Predictions; an evaluation adds moments, which many models' errors reveal."""
         needs: tuple[Kind, ...] = ("predictions", "moments")
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 

@@ -236,7 +236,7 @@ class CoresetStrategy(JudgedStrategy):
     def _pool(
         self, parties: Parties, rows: Array | range
     ) -> tuple[list[Array], Array | None]:
-        """Request labels, and rows or a range of training rows, from the parties."""
+        """Request rows (listed, or a range of training rows) and labels if needed."""
         ends = (rows.start, rows.stop) if isinstance(rows, range) else (None, None)
         replies = parties.ask(
             party.pooled_rows,

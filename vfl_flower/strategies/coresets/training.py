@@ -138,7 +138,7 @@ class CoresetVRLR(LinearStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Add coefficients unless rows are pooled, and what an evaluation needs."""
+        """Add coefficients unless rows are pooled, and the kinds for an evaluation."""
         kinds, less = {*super().terms.needs}, ""
         if self.solver == "gram" and self.sampling != "coreset":
             kinds = set()  # no value of a row leaves a party
@@ -234,9 +234,9 @@ class CoresetVRLR(LinearStrategy):
                 else "leave out columns or use more rows"
             )
             raise FederationError(
-                f"with solver 'gram', size must be at least {least}, got {size} of {n} "
-                f"training rows ({ROWS_PER_COLUMN} for each column: {held}, and the "
-                f"labels): a Gram matrix of fewer rows reveals rows; {advice}"
+                f"with solver 'gram', size must be at least {least} ({ROWS_PER_COLUMN} "
+                f"for each column: {held}, and the labels), got {size} of {n} training "
+                f"rows: a Gram matrix of fewer rows reveals rows; {advice}"
             )
 
     def fewest_rows(self, columns: int) -> int:

@@ -61,7 +61,7 @@ class Angles:
     holders: list[int]
     """Indices of the parties that hold labels."""
     bits: state.Bits
-    """Bits of each angle and sum on the circle; 64 means real turns without masks."""
+    """Bits of each angle and sum on the circle; 64: float64 turns, without masks."""
     topology: Topology = "star"
     phase_parties: tuple[int, ...] = ()
     """For each label holder, the party whose phase remains, if features are shared and

@@ -33,7 +33,7 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_FEATURES = 2048
-"""Default maximum of the number of features: the time to fit grows with its cube."""
+"""Default maximum number of features: the time to fit grows with its cube."""
 
 
 @settings
@@ -101,7 +101,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
         return enough
 
     def scaled(self, share: float) -> Self:
-        """Scale the blocks, down to the minimum size that a run accepts."""
+        """Scale the blocks, but not below the minimum size that a run accepts."""
         least = (self.features or MOST_FEATURES) * self.angle_bits // 8
         block_bytes = max(least, round(share * self.block_bytes))
         return self.replace(block_bytes=min(block_bytes, self.block_bytes))
@@ -154,7 +154,7 @@ class KernelLearning(AngleStrategy, PartedStrategy):
     def _bandwidth(self, parties: Parties, rows: Array | None = None) -> float:
         """Return the bandwidth: as given, or from the median distance between `rows`.
 
-        If the run also requests the angles of `rows`, this choice shares no other row.
+        If the run also requests the angles of `rows`, this choice uses no other rows.
         """
         if not isinstance(self.bandwidth, str):
             return self.bandwidth

@@ -34,7 +34,7 @@ from vfl_flower.strategies.fdskl.learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array
 
 IMPLICIT_FEATURES = 1500
-"""Maximum number of features with implicit steps, for half the direct form's bytes."""
+"""Maximum number of features with implicit steps, to send half FDSKLDirect's bytes."""
 
 PUBLISHED_STEPS = 32
 """Default number of iterations of the published update."""

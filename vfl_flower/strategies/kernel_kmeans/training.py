@@ -58,7 +58,7 @@ MOVING = 1.0
 
 On six data sets, with 2 to 40 iterations, the inertia of such runs was 6 % above the
 inertia after 160 iterations. The inertia of runs with less movement was 3 % above it.
-Of the 24 runs with 20 iterations, 22 moved less.
+In 22 of the 24 runs with 20 iterations, the subspace moved less.
 """
 
 
@@ -100,13 +100,12 @@ class FKKMeans(setup.KernelClustering):
 
     Notes
     -----
-    The class differs from [1] in seven points: 1. one message per iteration
-    (``"gram"``), which carries the eigenvectors of the previous iteration; 2. sums over
-    the parties under masks; 3. the seed of the features, which is a secret of the
-    parties; 4. the first iteration and `threshold`; 5. the early stop (`subspace_tol`
-    bounds the sine of the largest angle by which an iteration rotates the subspace,
-    divided by the root of the step); 6. k-means on sums
-    (``numerics/summed_kmeans.py``), and the coreset
+    The class differs from [1] in seven ways: 1. one message per iteration (``"gram"``),
+    which carries the eigenvectors of the previous iteration; 2. sums over the parties
+    under masks; 3. the seed of the features, which is a secret of the parties; 4. the
+    first iteration and `threshold`; 5. the early stop (`subspace_tol` bounds the sine
+    of the largest angle by which an iteration rotates the subspace, divided by the root
+    of the step); 6. k-means on sums (``numerics/summed_kmeans.py``), and the coreset
     (``numerics/distributed_kmeans.py``); 7. a map for new rows.
 
     Whoever knows the seed of the run knows the features. With ``masking="plain"``, one

@@ -17,10 +17,10 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.typing import Array
 
 Bounds = str | pydantic.SkipValidation[tuple[Any, Any] | Mapping[str, Any]]
-"""A box: text, lower and upper bounds, or pairs of bounds by column name."""
+"""A box: a string, lower and upper bounds, or pairs of bounds by column name."""
 
 OTHERS = "*"
-"""Name that stands for all columns of numbers that a box does not name."""
+"""Name that stands for all numeric columns that a box does not name."""
 
 INDICATOR = (-3.5, 4.5)
 """Bounds of a 0/1 column that comes from text, unless the box names the text column.

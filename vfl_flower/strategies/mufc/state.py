@@ -1,4 +1,4 @@
-"""The only reader and writer of the data that the server stores to forget rows.
+"""The only module that reads or writes the data that the server needs to forget rows.
 
 See :mod:`vfl_flower.clients.mufc.state` for how versions are committed.
 """

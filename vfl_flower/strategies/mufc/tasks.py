@@ -128,7 +128,7 @@ class StateTask(ModelTask, training.MUFCTask):
             model = self.known(before)
             nothing = {metric: 0, "changed": 0} | training.counted_bins(before.counts)
             # Commit again if a killed run has left parties without their clusters or
-            # the server without their sizes, or if a forgotten party may be uninformed.
+            # the server without their sizes, or if a forgotten party may not know it.
             if (
                 behind
                 or not len(before.sizes)

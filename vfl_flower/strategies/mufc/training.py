@@ -272,9 +272,9 @@ class MUFC(MUFCTask):
     box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
     """Public bounds of the columns, which must not be taken from the rows:
     "lower,upper" for all columns; a pair for each column, "0,1;18,120"; or pairs by
-    name, "age=18,120;*=0,1", where "*" stands for all other numeric columns, and text
-    columns that are not named get -3.5,4.5. Wider bounds give a column less weight. On
-    the command line, "@FILE" reads bounds from a file."""
+    name, "age=18,120;*=0,1", where "*" stands for all other numeric columns, and
+    text columns that are not named get -3.5,4.5. Wider bounds give a column less
+    weight. On the command line, "@FILE" reads bounds from a file."""
     gamma: Gamma = "auto"
     """Quantisation step, as a fraction of the box's side; "auto": 1/sqrt(n). With a
     small step, a bin reveals a row, or a mean, to many digits."""
@@ -461,7 +461,7 @@ class MUFC(MUFCTask):
         return record
 
     def give_up(self, parties: Parties, error: Exception) -> None:
-        """Have the parties remove the ids of a failed training run."""
+        """Have the parties remove the state of a failed training run."""
         model = parties.session_id
         state = None if self.folder is None else ServerState(self.folder, model)
         saved = state is not None and state.exists and state.version > 0

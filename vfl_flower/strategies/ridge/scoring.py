@@ -78,7 +78,7 @@ class Dealing:
         name: str,
         multiple: int = 1,
     ) -> dict[str, Any]:
-        """Return the second party's cosines, as `name` if a party is the dealer."""
+        """Return the second party's cosines, under `name` if a party is the dealer."""
         if not roles.served:
             return {name: passed_on(hidden, name)}
         made = cosines_of(use, self.root, roles, self.bits, multiple)

@@ -101,7 +101,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     =============  =====================================  ==========================
     hello          name, sizes, number of labels, key     all of it
     prepare        cumulants of distances, masked; how    the sums, and these numbers
-                   many columns it makes from its own
+                   many columns it derives from its own
     hide_rows      its own columns and angles, masked,    nothing
                    for the two computing parties
     open_joint     these two: shares of joint features,   nothing
@@ -319,7 +319,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     def _task(self, n: int, count: int, columns: int) -> Task:
         """Return the targets, rows (few enough for every message) and local columns.
 
-        Local columns use what `joint_features` leaves, if it is given, or otherwise a
+        If `joint_features` is given, the remaining columns can be local; otherwise, a
         share of the columns that the rows allow. With few rows, joint features are
         worth more than local columns, except for value columns.
         """
