@@ -116,7 +116,9 @@ def test_hospitals_with_files_and_consents_of_their_own(grid, tmp_path):
 
 def test_a_supernode_without_a_consent_is_refused(grid):
     """Also if its node config is as in a simulation: it has no Ray."""
-    for missing, given in ("consent", {"party-name": "a"}), ("party-name", {}):
+    keys = {"party-name": "a", "consent": "/c", "state-dir": "/s", "data-path": ""}
+    for count, missing in reversed([*enumerate(keys)]):
+        given = dict([*keys.items()][:count])
         for place, context in enumerate(grid._contexts.values()):
             context.node_config = {"partition-id": place, "num-partitions": 3} | given
         with pytest.raises(vf.PartyFailed, match=f"needs '{missing}' in its node conf"):

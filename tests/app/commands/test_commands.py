@@ -184,6 +184,13 @@ def test_files_of_different_rows_are_aligned_and_then_simulated(files, tmp_path)
     assert all(f"using 31 of its {n} rows" in out for n in (50, 41))
 
 
+def test_files_of_split_rows_have_equally_many_columns(files):
+    pd.read_csv(files[0]).drop(columns="v").to_csv(files[0], index=False)
+    given = ["--party", files[0], "--party", files[1], "--id-column", "id"]
+    code, out = call("simulate", "fk-kmeans", *given)
+    assert (code, "same number of columns: a has 1, b has 2" in out) == (1, True)
+
+
 def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
     a, b = (pd.read_csv(files[0]), pd.read_parquet(files[1]))
     a.loc[3, "u"] = np.inf
